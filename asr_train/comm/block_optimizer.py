@@ -21,8 +21,9 @@ model, perhaps with a GtcHook, and here the group of those that have the same pl
 """
 
 import contextlib
+import itertools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -98,7 +99,8 @@ class BlockMomentum(torch.optim.Optimizer):
             raise ValueError(f"BlockMomentum: zeta is {zeta}, more than {ranks} ranks; set eta")
         self._update = BlockUpdate(given.form, given.momentum(ranks), zeta, self._weights())
         self.block_steps, self._position = block_steps, 0
-        self._has_begun = False  # until then, the model may still be loaded
+        # Until the first step, the model may still be loaded; after a load, the state is the common
+        self._has_begun = self._is_loaded = False
 
     @property
     def received_bytes(self) -> int:
@@ -108,8 +110,8 @@ class BlockMomentum(torch.optim.Optimizer):
         """Take a step of the inner optimizer, and end the block after `block_steps` of them.
 
         Raises:
-            ValueError: if ranks began with other weights, or parameters were frozen or unfrozen
-                since this was made.
+            ValueError: if ranks began with other weights or states, or parameters were frozen or
+                unfrozen since this was made.
         """
         if not self._has_begun:
             self._begin()
@@ -154,19 +156,32 @@ class BlockMomentum(torch.optim.Optimizer):
         self._exchange.close()
 
     def _begin(self) -> None:
-        content = self._common().weights_P.cpu().numpy()
-        rows = self._exchange.numbers([[zlib.crc32(content.data)]])
-        if others := [rank for rank, row in enumerate(rows) if row != rows[0]]:
-            raise ValueError(
-                f"BlockMomentum: rank {others[0]} of {len(rows)} begins with other weights than "
-                "rank 0; give all ranks the same seed or checkpoint, or, to resume within a block, "
-                "load this optimizer's state, too"
-            )
+        """Compare what all ranks begin with, or have loaded."""
+        update = self._common()
+        own = {
+            "settings": zlib.crc32(
+                f"{self.block_steps} {update.form} {update.eta} {update.zeta}".encode()
+            ),
+            "steps within the block": self._position,
+            "weights": _checksum([update.weights_P]),
+            "momentum": _checksum([update.delta_P]),
+            "frozen parameters": _checksum(
+                [p for _, p, is_trained in self._named if not is_trained]
+            ),
+        }
+        rows = self._exchange.numbers([list(own.values())])
+        for (place, what), (rank, row) in itertools.product(enumerate(own), enumerate(rows)):
+            if row[place] != rows[0][place]:
+                raise ValueError(
+                    f"BlockMomentum: rank {rank} of {len(rows)} begins with other {what} than rank "
+                    "0; give all ranks the same settings and seed, or checkpoints of the same "
+                    "step: to resume within a block, load this optimizer's state, too"
+                )
         self._has_begun = True
 
     def _common(self) -> BlockUpdate:
-        """Return the common model: before the first step, what the model is now."""
-        if not self._has_begun:
+        """Return the common model: before the first step, what the model is now, or was loaded."""
+        if not (self._has_begun or self._is_loaded):
             self._update.weights_P.copy_(self._weights())
         return self._update
 
@@ -234,7 +249,10 @@ class BlockMomentum(torch.optim.Optimizer):
         Raises:
             ValueError: if it is that of another optimizer, or of a model of another size.
         """
-        found, size = len(state_dict.get("weights_P", ())), len(self._update.weights_P)
+        needed = ("optimizer", "weights_P", "delta_P", "position")
+        is_whole = all(name in state_dict for name in needed)
+        found = len(state_dict["weights_P"]) if is_whole else 0
+        size = len(self._update.weights_P)
         if found != size:
             raise ValueError(
                 f"this is the state of a BlockMomentum of {found} weights, but the model has "
@@ -243,7 +261,15 @@ class BlockMomentum(torch.optim.Optimizer):
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self._update.load_state(state_dict)
         self._position = state_dict["position"]
-        self._has_begun = True
+        self._has_begun, self._is_loaded = False, True
 
     def __repr__(self) -> str:
         return f"BlockMomentum({self.optimizer!r}, block_steps={self.block_steps})"
+
+
+def _checksum(tensors: Iterable[Tensor]) -> int:
+    crc = 0
+    for tensor in tensors:
+        content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        crc = zlib.crc32(content.numpy().data, crc)
+    return crc

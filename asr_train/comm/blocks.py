@@ -33,8 +33,8 @@ class BlockUpdate:
     """
 
     def __init__(self, form: BlockForm, eta: float, zeta: float, weights_P: Tensor) -> None:
-        self.form, self.eta, self.zeta = form, eta, zeta
-        self.begun_eta = eta
+        self.form, self.eta, self.zeta = form, float(eta), float(zeta)
+        self.begun_eta = self.eta
         self.weights_P = weights_P.clone()
         self.delta_P = torch.zeros_like(weights_P)
 

@@ -77,6 +77,7 @@ class ReducerHook(ABC):
         (self._rank,), self._ranks = exchange.local, len(exchange)
         kind = type(self).__name__
         self._identity = f"{kind} of rank {self._rank} of {self._ranks}, {size} parameters"
+        self._members = dist.get_process_group_ranks(self._group)
         shapes = [slot.shape for slot in table]
         self._shapes = [list(shape) for shape in shapes]
         self._reducer = self._exchanging(exchange, shapes)
@@ -164,6 +165,7 @@ class ReducerHook(ABC):
         self._reducer.check()
         return {
             "identity": self._identity,
+            "members": self._members,
             "shapes": self._shapes,
             "steps": self._steps,
             "sent": list(astuple(self.sent)),
@@ -188,7 +190,12 @@ class ReducerHook(ABC):
                 f"this is no state of a {type(self).__name__}, for it lacks {min(absent)!r}; load "
                 "what its state_dict() returned"
             )
-        # Shapes and steps are absent in states of older versions
+        # Members, shapes and steps are absent in states of older versions
+        if (members := state.get("members", self._members)) != self._members:
+            raise ValueError(
+                f"this is the state of a hook whose group has the ranks {members}, but this one's "
+                f"has {self._members}; load each rank's own"
+            )
         for found, own in zip(state.get("shapes", self._shapes), self._shapes, strict=False):
             if found != own:
                 raise ValueError(

@@ -120,7 +120,7 @@ class Processes(Exchange):
 
     def close(self) -> None:
         """Destroy the group, if it is for this alone; nothing can be exchanged after that."""
-        if self._is_own:
+        if self._is_own and dist.is_initialized():  # else it has gone with all others
             dist.destroy_process_group(self._group)
             self._is_own = False
 

@@ -1,5 +1,6 @@
 """Block momentum around torch's optimizers gives what comm.blocks does, in any script."""
 
+import copy
 import io
 
 import forked
@@ -291,6 +292,53 @@ def test_blocks_may_become_shorter_and_ranks_more():
         return "moved"
 
     assert forked.run(main, RANKS, RANKS) == ["moved"] * RANKS
+
+
+@pytest.mark.parametrize("differs", ["steps within the block", "momentum", "frozen parameters"])
+def test_what_ranks_begin_with_or_have_loaded_is_compared(differs):
+    """A script that is killed while it saves leaves ranks the states of different steps."""
+
+    def main(exchange):
+        rank, model = dist.get_rank(), network()
+        model[0].requires_grad_(False)
+        first = BlockMomentum(model, sgd(model), block_steps=2, form="classical", eta=0.9)
+        states = []
+        for step in range(4):
+            loss_of(model, rank, step).backward()
+            first.step()
+            states.append(copy.deepcopy((model.state_dict(), first.state_dict())))
+        own = rank if differs == "steps within the block" else 1
+        weights, state = states[own]
+        if differs == "momentum" and rank == 1:
+            state["delta_P"] = states[3][1]["delta_P"]
+        model.load_state_dict(weights)
+        if differs == "frozen parameters":
+            model[0].bias.data += rank
+        other = BlockMomentum(model, sgd(model), block_steps=2, form="classical", eta=0.9)
+        other.load_state_dict(state)
+        with pytest.raises(ValueError, match=f"rank 1 of 2 begins with other {differs} than rank"):
+            other.step()
+        return "refused"
+
+    assert forked.run(main, RANKS, RANKS) == ["refused"] * RANKS
+
+
+def test_settings_of_numpy_leave_a_state_of_plain_data():
+    def main(exchange):
+        model, file = network(), io.BytesIO()
+        for given in ({"eta": np.float64(0.5)}, {"zeta": np.float64(0.5)}):
+            optimizer = BlockMomentum(model, sgd(model), block_steps=4, **given)
+            torch.save(optimizer.state_dict(), file)
+            file.seek(0)
+            optimizer.load_state_dict(torch.load(file, weights_only=True))
+            with pytest.raises(ValueError, match="of 0 weights"):
+                optimizer.load_state_dict({"weights_P": optimizer.state_dict()["weights_P"]})
+            file.seek(0)
+        dist.destroy_process_group()
+        optimizer.close()  # late, as in a `finally`
+        return "loaded"
+
+    assert forked.run(main, RANKS, RANKS) == ["loaded"] * RANKS
 
 
 def test_schedules_apply_and_wrong_numbers_and_new_parameters_are_refused():

@@ -489,6 +489,13 @@ def test_states_of_others_and_parameters_that_a_hook_cannot_take_are_refused():
         for kind in (lambda model: GtcHook(model, SETTINGS), OneBitHook):
             with pytest.raises(ValueError, match=r"of shape \[2, 6\], where .* has \[6, 2\]; load"):
                 kind(tall).load_state_dict(kind(wide).state_dict())
+        groups = [dist.new_group([0, 1]), dist.new_group([1, 0])]  # the second one is sorted, too
+        states = [GtcHook(Net(), SETTINGS, process_group=group).state_dict() for group in groups]
+        hook.load_state_dict(states[1])
+        with pytest.raises(
+            ValueError, match=r"group has the ranks \[2, 3\], but .* \[0, 1\]; load"
+        ):
+            hook.load_state_dict(states[0] | {"members": [2, 3]})
         with pytest.raises(ValueError, match="no state of a GtcHook, for it lacks 'group'"):
             hook.load_state_dict({})
         model = Net(always=True)

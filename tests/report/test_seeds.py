@@ -69,7 +69,9 @@ def test_seeds_are_averaged_and_compared_with_the_baselines_of_the_same_seeds():
 
 
 def test_a_single_speaker_is_compared_with_nothing():
-    scores = [score(f"{run}-seed{seed}", np.array([3])) for run in ("sgd", "gtc") for seed in (1, 2)]
+    scores = [
+        score(f"{run}-seed{seed}", np.array([3])) for run in ("sgd", "gtc") for seed in (1, 2)
+    ]
     assert [row["against"] for row in over_seeds(scores, "sgd-seed1", DRAWS)] == [None, None]
 
 
