@@ -34,6 +34,9 @@ def settings(run: str, overrides: list[str]) -> Config:
     else:
         chosen = [f"comm={run}"] if run in exchanges else ["comm=sgd", f"comm.method={run}"]
     for override in overrides:
+        group, _, name = override.partition("=")
+        if name == "null" and (CONF / group).is_dir():
+            raise SettingsError(f"{override}, but {group} takes the name of a file of conf/{group}")
         if override.find("=") < 1:
             raise SettingsError(
                 f"the setting {override!r} is neither group.key=value nor group=file; "
@@ -170,9 +173,20 @@ def _cause(error: Exception, overrides: list[str]) -> str:
             node: Any = OmegaConf.to_container(compose("config", chosen))
         node["gmm"] = without_left_out(node["gmm"], overrides)
         for depth, group in enumerate(groups):
+            path = ".".join(groups[: depth + 1])
+            hint, _ = _known(path)
+            if is_dataclass(hint) and node.get(group) is None and groups[0] != "gmm":
+                inner, name = [each.name for each in fields(hint)], [*groups, key][depth + 1]
+                if name not in inner:
+                    return unknown_key(f"{path}.{name}", inner)
+                return (
+                    f"{missing[1]} is given, but {path} is null in the files chosen here; choose "
+                    f"one of conf/{groups[0]} that has it, or set all of it: "
+                    f"{path}={{{','.join(f'{each}:...' for each in inner)}}}"
+                )
             if group not in node:
-                return unknown_key(".".join(groups[: depth + 1]), [str(k) for k in node])
-            node = node[group] if isinstance(node[group], dict) else {}  # null or a leaf
+                return unknown_key(path, [str(k) for k in node])
+            node = node[group] if isinstance(node[group], dict) else {}  # a leaf
         return unknown_key(".".join([*groups, key]), [str(k) for k in node])
     absent = re.search(r"Could not find '([^']+)'", text)
     if absent:
@@ -183,4 +197,9 @@ def _cause(error: Exception, overrides: list[str]) -> str:
             sizes = [k.removeprefix(f"{recipe}_") for k in known if k.startswith(f"{recipe}_")]
             return f"SIZE is {size}; {recipe} has {', '.join(['default', *sizes])}"
         return f"{absent.group(1)}.yaml is not in conf/; allowed: {', '.join(known)}"
+    merged = re.match(r"Error merging override (\S+?)=", text)
+    for end in re.finditer(r"\.|$", merged[1] if merged else ""):
+        key = end.string[: end.start()]
+        if typing.get_origin(_known(key)[0]) is list:
+            return f"the setting {key} is a list; write it whole: {key}=[...], without spaces"
     return text

@@ -38,12 +38,38 @@ from scripts.resolve import resolve
         ("optim=sgd,relu", "the setting 'optim=sgd,relu' cannot be read; check its brackets"),
         ("hydra.job.name=x", "^hydra is not a setting; allowed there: corpus"),
         ("hydra/job_logging=none", "^hydra is not a setting"),
+        (
+            "optim.pretrain.share=0.5",
+            r"^optim\.pretrain\.share is given, but optim\.pretrain is null .* one of conf/optim "
+            r"that has it, or set all of it: optim\.pretrain=\{share:\.\.\.,epochs",
+        ),
+        ("comm.gtc.threshold=5", r"comm\.gtc is null .* choose one of conf/comm that has it"),
+        ("optim.pretrain.shore=0.5", "pretrain.shore is not a .*did you mean optim.pretrain.share"),
+        ("optim=null", "^optim=null, but optim takes the name of a file of conf/optim$"),
+        ("optim.phases={until:1,minibatch_frames:256}", r"write it whole: optim\.phases=\["),
+        ("optim.phases.0.until=1", r"optim\.phases is a list"),
+        ("model.dnn.rank=128", r"model\.dnn\.rank is 128; it must lie in \[1, 127\]"),
+        ("optim.hold_epochs=-5", "hold_epochs is -5"),
+        ("optim.newbob_gain=5", "newbob_gain is 5"),
+        ("gmm.mono.realign_first=-4", "realign_first is -4"),
         ("WORKERS=2", r"WORKERS is a variable of make; call make with WORKERS=\.\.\."),
     ],
 )
 def test_a_bad_override_is_refused(override, message):
     with pytest.raises(SettingsError, match=message):
         settings("dnn", [override])
+
+
+@pytest.mark.parametrize("key", ["lda.lda.mllt_passes", "sat.fmllr.passes"])
+def test_passes_are_numbered_from_one(key):
+    with pytest.raises(SettingsError, match="passes is 0; it must be positive"):
+        settings("dnn", ["gmm=sat", f"gmm.{key}=[2,0]"])
+
+
+def test_a_rate_below_which_listed_rates_do_not_end_is_refused():
+    listed = ["optim.halving=listed", "optim.divisors=[1,40]", "optim.min_rate=0.001"]
+    with pytest.raises(SettingsError, match=r"min_rate is 0\.001, but with optim\.halving=listed"):
+        settings("dnn", listed)
 
 
 @pytest.mark.parametrize(

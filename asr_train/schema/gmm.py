@@ -72,6 +72,8 @@ class LdaSettings:
 
     def __post_init__(self) -> None:
         positive(dims=self.dims)
+        for number in self.mllt_passes:
+            positive(mllt_passes=number)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -84,6 +86,8 @@ class FmllrSettings:
 
     def __post_init__(self) -> None:
         positive(min_frames=self.min_frames)
+        for number in self.passes:
+            positive(passes=number)
         within(0, 1, silence_weight=self.silence_weight)
 
 
@@ -111,6 +115,7 @@ class GmmSettings:
         within(1e-6, 1, variance_floor=self.variance_floor)  # frames may be equal
         positive(passes=self.passes, gaussians=self.gaussians, min_count=self.min_count)
         positive(realign_every=self.realign_every)
+        not_negative(realign_first=self.realign_first)
         later = (self.tree, self.lda, self.fmllr)
         if self.flat is not None and (self.front is None or any(s is not None for s in later)):
             raise SettingsError(

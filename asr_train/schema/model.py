@@ -23,7 +23,8 @@ class DnnSettings:
 
     def __post_init__(self) -> None:
         positive(layers=self.layers, width=self.width)
-        within(1, self.width - 1, rank=self.rank)
+        # From half the width on, two factors of a hidden layer are no smaller than the layer
+        within(1, (self.width - 1) // 2 if self.layers > 1 else self.width - 1, rank=self.rank)
         within(0, 0.9, dropout=self.dropout)
         not_negative(context_left=self.context_left, context_right=self.context_right)
 

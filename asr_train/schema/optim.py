@@ -186,6 +186,13 @@ class OptimSettings:
             raise SettingsError(
                 f"{at('min_rate')} is {self.min_rate}; it must lie in [0, {at('rate')} {self.rate}]"
             )
+        if self.min_rate > 0 and self.halving is Halving.listed and self.auto_rate is None:
+            raise SettingsError(
+                f"{at('min_rate')} is {self.min_rate}, but with {at('halving')}=listed rates are "
+                "given; leave it out"
+            )
+        within(0, 1, newbob_gain=self.newbob_gain)
+        not_negative(hold_epochs=self.hold_epochs)
         if (self.halving is Halving.listed) != bool(self.divisors):
             raise SettingsError(
                 f"{at('divisors')} is {self.divisors} and {at('halving')} is {self.halving.value}; "
@@ -233,6 +240,7 @@ class OptimSettings:
             hold_epochs=epochs,
             min_rate=0.0,
             phases=[],
+            warmup_from=None,
             pretrain=None,
             auto_minibatch=None,
             auto_rate=None,

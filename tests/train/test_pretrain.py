@@ -153,7 +153,9 @@ def test_the_whole_network_on_a_part_is_where_the_run_goes_on(splits, tmp_path, 
 
 @pytest.mark.parametrize("given", [LAYERS, {**WHOLE, "rate": None}])
 def test_the_rate_stays_the_same_in_all_epochs_before_a_run(given):
-    for _, stage in pretrain.stages(settings({**given, "epochs": 4}, rate=0.5)):
+    warmed = {"warmup_epochs": 2.0, "warmup_from": 0.01}  # of the run itself
+    for _, stage in pretrain.stages(settings({**given, "epochs": 4}, rate=0.5, **warmed)):
+        assert stage.optim.warmup_from is None
         schedule, rates = Schedule(stage.optim), []
         while not schedule.is_finished:
             rates.append(schedule.rate)
