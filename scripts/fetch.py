@@ -188,7 +188,14 @@ def _archive(folder: Path, name: str, source: str) -> Path | None:
 def _written(path: Path, content: bytes) -> str:
     """Write a recording; return its duration in seconds."""
     write_bytes(path, content)
-    return f"{soundfile.info(path).duration:.4f}"
+    try:
+        return f"{soundfile.info(path).duration:.4f}"
+    except soundfile.LibsndfileError as error:
+        path.unlink()
+        raise FetchError(
+            f"{path.name} in the archive is no recording that can be read ({error}); "
+            "delete the archive, and fetch it again"
+        ) from error
 
 
 def _tabled(archive: Path, rows: list[tuple[str, ...]]) -> None:

@@ -180,6 +180,15 @@ def test_fsdd_becomes_a_folder_with_utterances(server, tmp_path):
     assert (tmp_path / "recordings/7_jackson_32.wav").read_bytes() == wav(4000)
 
 
+def test_a_member_that_is_no_recording_is_refused_by_name(server, tmp_path):
+    server.content = archive((f"{TOP}/recordings/7_jackson_32.wav", b"not found"))
+    with pytest.raises(
+        fetch.FetchError, match=r"^7_jackson_32\.wav in the archive is no recording"
+    ):
+        fetch.fetch("fsdd", str(tmp_path), server.url)
+    assert everything(tmp_path) == {"fsdd.tar.gz"}
+
+
 def test_the_url_may_come_from_the_environment(server, tmp_path, monkeypatch):
     monkeypatch.setenv("FETCH_URL", server.url)
     fetch.fetch("fsdd", str(tmp_path))

@@ -332,6 +332,8 @@ def _unpack(path: Path, folder: Path) -> dict[str, Region]:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 name = PurePosixPath(member.name)
+                if member.isdir() and not name.parts:  # of tar -C FOLDER .
+                    continue
                 is_plain = member.isfile() and not member.issparse()
                 if not is_plain or len(name.parts) != 1 or name.name in ("", "..", "."):
                     raise DamagedFileError(

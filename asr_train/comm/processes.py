@@ -215,15 +215,18 @@ def join(device: torch.device, timeout_seconds: float) -> None:
     backend = "nccl" if device.type == "cuda" else "gloo"
     # torchrun keeps its store over restarts, and with it the addresses of processes that were
     # killed: one that reads those waits in vain. So keys are of this start alone
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    start, began = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), time.monotonic()
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
         store = dist.PrefixStore(f"asr_train/{size}/{start}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
+        port = os.environ.get("MASTER_PORT")
+        in_use = f", and with another MASTER_PORT than {port}" if "EADDRINUSE" in str(error) else ""
+        waited = f"{time.monotonic() - began:.1f} s"
         raise ExchangeError(
-            f"the {started()} processes did not find each other in {timeout_seconds:g} s "
-            f"({_shortened(error)}); start all of them by torchrun"
+            f"the {started()} processes did not find each other in {waited} "
+            f"({_shortened(error)}); start all of them by torchrun{in_use}"
         ) from error
 
 

@@ -324,6 +324,9 @@ def test_every_file_of_a_bundle_is_listed_once(folder, tmp_path):
     names = [MANIFEST, *(one["path"] for one in parts)]
     with open_bundle(packed(tmp_path / "same.tar", folder, *names)) as opened:
         assert opened.manifest["name"] == "digits"
+    plainly = packed(tmp_path / "plainly.tar", folder, "./")  # as by tar -C FOLDER .
+    with open_bundle(plainly) as opened:
+        assert opened.manifest["name"] == "digits"
     with pytest.raises(DamagedFileError, match=r"twice\.tar has 'model\.json' twice"):
         Recogniser.load(packed(tmp_path / "twice.tar", folder, *names, "model.json"))
     (folder / "notes.txt").write_text("x")
