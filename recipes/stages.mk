@@ -344,14 +344,16 @@ $W/tables/exchange%md: $C/score.yaml $(SHOWN) $(NETS:%=$W/exp/%/model.json) \
   $(foreach r,$(NETS),$(EVAL:%=$W/exp/$r/score.%.json))
 	$Q$(PY) $S/exchange.py $(filter-out $(SHOWN),$^) $@
 # ASR_GOAL: what to call, from the root, to have all done; make escapes spaces in it, and line feeds are none. While it
-# is split at spaces, escaped ones are \s: a value may end with one.
+# is split at spaces, escaped ones are \s: a value may end with one. Variables of the environment count as well.
 define newline
 
 
 endef
+ENVIRONMENT := $(foreach v,$(filter-out JOBS MAKE%,$(KNOWN)),$(if $(filter environment,$(firstword $(origin $v))),\
+  $v=$(subst $(space),\ ,$(subst \,\\,$(value $v)))))
 export ASR_GOAL := $(notdir $(CURDIR)) \
   $(subst \b,\\,$(subst \s,\ ,$(patsubst W=%,W=$(abspath $W),$(filter-out RECIPE=%,\
-  $(subst \ ,\s,$(subst \\,\b,$(subst $(newline),\ ,$(MAKEOVERRIDES))))))))
+  $(subst \ ,\s,$(subst \\,\b,$(subst $(newline),\ ,$(MAKEOVERRIDES))))))))$(ENVIRONMENT)
 # wer.md depends on the scores, manifests and score.yaml that are read here. An explicit rule that named these would
 # upset the plans of -n, and a pattern would make models intermediate files: an alignment by a missing one would be
 # taken for current.

@@ -170,6 +170,15 @@ def test_the_goal_that_status_names_counts_from_the_root_and_keeps_values_whole(
     assert "RECIPE" not in said
 
 
+def test_the_goal_that_status_names_has_the_variables_of_the_environment(monkeypatch):
+    monkeypatch.setenv("SEEDS", "1 2")
+    show = "--eval=show: ; @printf '%s' \"$$ASR_GOAL\""
+    said = make(ROOT / "recipes/digits", show, "RUNS=gtc", "show").stdout
+    assert said.split(" ", 1)[0] == "digits"
+    variables = dict(re.findall(r"(\S+)=((?:\\.|[^\\ ])*)", said))
+    assert variables == {"PY": sys.executable, "RUNS": "gtc", "SEEDS": r"1\ 2"}
+
+
 def test_a_plan_on_a_fresh_clone_says_that_packages_are_missing(tmp_path):
     (tmp_path / "recipes/digits").mkdir(parents=True)
     for part in ("Makefile", "recipes/paths.mk", "recipes/digits/Makefile"):
