@@ -8,6 +8,7 @@ and imports are refused. Knows nothing of phones, voices and settings.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +20,10 @@ from asr_train.files import read_text
 from asr_train.score.normalise import straight
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
-_TOKEN = re.compile(r"\s*(?:(<\w+>)|/(\d*\.?\d+)/|([()\[\]|;=])|([^\W\d_](?:[^\W\d_]|['’])*)|(\S))")
-_HEAD = re.compile(r"#JSGF\s+V1\.0[^;]*;(?:\s*grammar\s+[\w.]+\s*;)?")
+_TOKEN = re.compile(
+    r"\s*(?:(<\w+>)|/\s*([-+\w.]+)\s*/|([()\[\]|;=])|([^\W\d_](?:[^\W\d_]|['’])*)|(\S))"
+)
+_HEAD = re.compile(r"#JSGF\s+V1\.0[^;\n]*;(?:\s*grammar\s+[\w.]+\s*;)?")
 
 
 class GrammarError(ValueError):
@@ -175,6 +178,7 @@ def read_grammar(path: Path | str) -> Grammar:
 
 def parse_grammar(text: str) -> Grammar:
     """Parse a text in JSGF; see `read_grammar`."""
+    text = unicodedata.normalize("NFC", text)  # as lexicons are
     plain = _COMMENT.sub(lambda found: "\n" * found.group().count("\n"), text)
     head = _HEAD.match(plain)
     if not head:
@@ -245,15 +249,32 @@ class _Tokens:
 
 
 def _choice(tokens: _Tokens) -> Node:
-    options, weights = [], []
+    options, weights, weighted = [], [], False
     while True:
-        weights.append(float(tokens.take()) if tokens.weight else 1.0)
-        if weights[-1] <= 0:
-            raise GrammarError(f"line {tokens.line}: a weight must be positive")
+        weighted = weighted or tokens.weight
+        weights.append(_weight(tokens) if tokens.weight else 1.0)
         options.append(_sequence(tokens))
-        if tokens.next != "|":
-            return options[0] if len(options) == 1 else Choice(tuple(options), tuple(weights))
-        tokens.take()
+        if tokens.next == "|":
+            tokens.take()
+        elif len(options) > 1:
+            return Choice(tuple(options), tuple(weights))
+        elif weighted:
+            raise GrammarError(
+                f"line {tokens.line}: a weight needs another alternative, as in ( /1/ a | /3/ b )"
+            )
+        else:
+            return options[0]
+
+
+def _weight(tokens: _Tokens) -> float:
+    line, text = tokens.line, tokens.take()
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight < np.inf:
+        raise GrammarError(f"line {line}: the weight is {text!r}; it must be a positive number")
+    return weight
 
 
 def _sequence(tokens: _Tokens) -> Node:

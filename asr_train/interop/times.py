@@ -99,7 +99,12 @@ def found(hyp: dict[str, Any], row: dict[str, Any]) -> Timed:
             f"{hyp['id']} has the words {' '.join(words)} but times of "
             f"{' '.join(item[0] for item in items)}; delete the hypotheses and decode again"
         )
-    return _placed(row, items)
+    end = row["duration"]  # the last frame may end half a shift later
+    within = [
+        [label, start, max(0.0, min(seconds, end - start)), *more]
+        for label, start, seconds, *more in items
+    ]
+    return _placed(row, within)
 
 
 def _placed(row: dict[str, Any], items: Sequence[list[Any]]) -> Timed:

@@ -15,6 +15,7 @@ from asr_train.data.grammar import (
     Node,
     Rule,
     Sequence,
+    Word,
     parse_grammar,
     read_grammar,
 )
@@ -82,6 +83,11 @@ def test_weights_say_how_often():
     )
 
 
+def test_weights_and_letters_may_be_written_in_any_way():
+    grammar = parse_grammar(f"{HEAD}public <s> = / 5. / cafe\u0301 | /1e-1/ b ;")
+    assert grammar.rules["s"] == Choice((Word("CAFÉ"), Word("B")), (5.0, 0.1))
+
+
 def test_names_with_dots_and_typographic_apostrophes_are_read():
     text = "#JSGF V1.0 UTF-8;\ngrammar com.acme.lights;\npublic <a> = don\u2019t stop ;"
     assert set(drawn(text, 5)) == {"DON'T STOP"}
@@ -120,7 +126,11 @@ def test_without_a_word_no_sentence_has_it_and_all_others_stay():
         (f"{HEAD}public <a> = b", "ends within a rule"),
         (f"{HEAD}public <a> = b\n<c> = d ;", "is a ; missing before"),
         (f"{HEAD}public <a> = b /2/ c ;", "a weight must precede an alternative"),
-        (f"{HEAD}public <a> = /0/ b | c ;", "a weight must be positive"),
+        (f"{HEAD}public <a> = /0/ b | c ;", r"line 3: the weight is '0'; it must be a positive"),
+        (f"{HEAD}public <a> = /-1/ b | c ;", "the weight is '-1'"),
+        (f"{HEAD}public <a> = /x/ b | c ;", "the weight is 'x'"),
+        (f"{HEAD}public <a> = c [/0.01/ a] ;", "a weight needs another alternative"),
+        ("#JSGF V1.0\npublic <a> = b ;\n", "the first line must be #JSGF V1.0;"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_place(text, message, tmp_path):

@@ -90,6 +90,13 @@ def test_hypotheses_count_from_their_utterance(rows, tmp_path):
     assert found({"id": "anna-2", "words": []}, rows[0]).spans == ()
 
 
+def test_a_word_ends_with_its_recording_at_the_latest(rows):
+    """The last frame may end half a frame shift later."""
+    hyp = {"id": "anna-2", "words": ["FOUR"], "words_at": [["FOUR", 2.0, 0.505, 0.75]]}
+    (span,) = found(hyp, rows[0]).spans
+    assert (span.start - rows[0]["start"], span.seconds) == (2.0, 0.5)
+
+
 def test_words_without_times_are_spread_evenly(rows):
     hyp = {"id": "anna-2", "words": ["THREE", "FOUR"], "words_at": None, "confidences": [0.5, 1]}
     half = rows[0]["duration"] / 2
