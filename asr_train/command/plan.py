@@ -315,7 +315,8 @@ def curves(found: Plan) -> list[str]:
     lines = [
         "## Crossovers",
         "",
-        "Frames/s by number of workers; block and group sizes as they are best with all workers.",
+        "Frames/s by number of workers. Of block and group sizes that are nearly as fast as the "
+        "fastest with all workers, each method has those nearest to SGD.",
         "",
         "| method | " + " | ".join(map(str, counts)) + " | fastest with |",
         "|---|" + "---:|" * (len(counts) + 1),
@@ -325,7 +326,7 @@ def curves(found: Plan) -> list[str]:
         shown = " | ".join(by_count.get(count, "–") for count in counts)
         lines.append(f"| {name} | {shown} | {fastest_with(speeds)} |")
     changes = [f"from {workers} workers on {name}" for workers, name in crossovers(found.curves)]
-    return [*lines, "", f"Fastest: {'; '.join(changes)}."]
+    return [*lines, "", f"Fastest of these: {'; '.join(changes)}."]
 
 
 def optima(request: PlanRequest, found: Plan) -> list[str]:

@@ -75,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
         f"table: {spelled(len(rows), 'utterance')} of {spelled(len(speakers), 'speaker')}: "
         f"{table}{left}"
     )
-    alone = sum("/" not in item.name and item.interval is None for item in items)
+    used = {fields[2] for fields in rows.values()}
+    alone = sum("/" not in path for path in used) if not timed else 0
     if alone > 1 and pattern is None:
         print(
             f"table: each of {alone} recordings that are in no sub-folder is by a speaker of its "
@@ -109,6 +110,8 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
     else:
         speaker, text, start = names[0], read_text(item.text), ""
         seconds = soundfile.info(item.audio).duration
+        if seconds == 0:
+            raise ValueError(f"{path} has no samples; record it again, or delete it")
     if pattern is not None:
         found = pattern.search(item.name)
         if not (found and found[1]):

@@ -245,7 +245,7 @@ def _by_header(row: Row, info: soundfile.SoundFile, settings: IntakeSettings) ->
         rate = info.samplerate
         lower = "feats=telephone" if rate == 8000 else f"feats.sample_rate={whole_rate(rate)}"
         return _Audio(
-            what="slow audio",
+            what="low sample rate",
             why=f"{path} has {rate} Hz, below feats.sample_rate {settings.sample_rate}; if most "
             f"have no more, set {lower}; else drop it, or set {settings.GROUP}.low_rate=resample",
         )

@@ -36,7 +36,7 @@ class LexiconSettings:
         if (self.source is LexiconSource.file) != (self.file is not None):
             raise SettingsError(
                 f"{at('source')} is {self.source.value} but {at('file')} is "
-                f"{self.file!r}; a file goes with source=file, and only with it"
+                f"{self.file or 'null'}; source=file needs {at('file')}=PATH, and only source=file"
             )
         if self.source is LexiconSource.letters and self.unknown is Unknown.espeak:
             raise SettingsError(

@@ -50,6 +50,18 @@ def test_recordings_in_a_folder_per_speaker_are_listed(recordings, capsys):
     assert (code, said) == (0, f"table: 3 utterances of 2 speakers: {table}\n")
 
 
+def test_recordings_that_are_left_out_are_no_speakers(recordings, capsys):
+    for name, audio in (("empty", b"RIFF"), ("cy", None), ("di", None), ("silent", None)):
+        (recordings / f"{name}.txt").write_text("x")
+        found = audio or (recordings / "anna/1.wav").read_bytes()
+        (recordings / f"{name}.wav").write_bytes(found)
+    soundfile.write(recordings / "silent.wav", np.zeros(0), 16000)
+    _, said, complaints = run(capsys, recordings)
+    assert "silent.wav has no samples; record it again, or delete it" in complaints
+    assert "5 utterances of 4 speakers" in said
+    assert "each of 2 recordings that are in no sub-folder" in said
+
+
 def test_a_pattern_finds_speakers_in_one_folder(recordings, capsys):
     for name in ("cy_1", "cy_2"):
         for suffix in (".wav", ".txt"):

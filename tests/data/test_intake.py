@@ -94,7 +94,11 @@ def full_of(value: float) -> Callable[[Noises], None]:
         (no_audio, "missing audio", "0.wav is missing"),
         (no_bytes, "unreadable audio", "0.wav is empty, it has 0 bytes"),
         (no_path, "unreadable audio", "File name too long"),
-        (half_as_fast, "slow audio", "4000 Hz, below feats.sample_rate 8000; if most have no more"),
+        (
+            half_as_fast,
+            "low sample rate",
+            "4000 Hz, below feats.sample_rate 8000; if most have no ",
+        ),
         (numbers, "digits", "108 has digits; write what was said, or set corpus.folder.digits="),
         (no_sound_file, "unreadable audio", "0.wav"),
         (cut_short, "unreadable audio", "0.flac"),
