@@ -106,7 +106,7 @@ def _place(where: str, line: str) -> tuple[str, Path, int]:
     if place.endswith("]"):
         raise ValueError(f"{where} names a part of a matrix ({place}); extract it with copy-feats")
     name, colon, offset = place.rpartition(":")
-    if colon and offset.isdigit():
+    if colon and offset.isascii() and offset.isdigit():
         return key, Path(name), int(offset)
     return key, Path(place), 0  # a file of one array
 
@@ -114,8 +114,11 @@ def _place(where: str, line: str) -> tuple[str, Path, int]:
 def _opened(path: Path) -> BinaryIO:
     if path.suffix != ".gz":
         return open(path, "rb")
+    packed = path.read_bytes()
+    if not packed:  # which gzip takes for an empty content
+        raise _damaged(path, "is empty, and so no gzip file")
     try:
-        return io.BytesIO(gzip.decompress(path.read_bytes()))  # must be seekable
+        return io.BytesIO(gzip.decompress(packed))  # must be seekable
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise _damaged(path, f"cannot be unpacked ({error})") from error
 

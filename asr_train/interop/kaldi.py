@@ -158,7 +158,7 @@ def _segment(
         raise CorpusError(f"{where} is {value!r}; it must be a recording, its start and its end")
     if recording not in recordings:
         raise CorpusError(f"{where}: the recording {recording} is not in wav.scp")
-    if end == -1:
+    if end == -1 and 0 <= start < np.inf:
         return recording, start, None
     if not 0 <= start < end < np.inf:
         raise CorpusError(f"{where}: a segment cannot last from {start} to {end} seconds")
@@ -211,7 +211,7 @@ def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
             match rest:
                 case ["-t", "wav", "-"]:
                     return name, None
-                case ["-t", "wav", "-", "remix", which] if which.isdigit() and which != "0":
+                case ["-t", "wav", "-", "remix", which] if re.fullmatch("[1-9][0-9]*", which):
                     return name, int(which) - 1
     raise refused
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from asr_train.align.viterbi import Aligned
+from asr_train.checks import spelled
 from asr_train.files import read_json, read_lines, read_text, write_json
 from asr_train.interop.event_map import read_tree, tree_of
 from asr_train.interop.transition_model import NONE, Entry, TransitionModel, read_transition_model
@@ -330,6 +331,11 @@ def lexicon_of(path: Path | str, states: States, wanted: Iterable[str]) -> Found
             raise ValueError(f"{path}, line {number} is {line!r}, which has no phones; correct it")
         if word not in asked:
             continue
+        if path.name.startswith("lexiconp") and not all(map(_is_number, fields[1 : 1 + skip])):
+            raise ValueError(
+                f"{path}, line {number} is {line!r}, without the {spelled(skip, 'number')} that a "
+                "file of this name has after the word; call it lexicon.txt if it has none"
+            )
         if any(phone.upper() in _SILENCES for phone in phones):
             silent += 1
             continue
@@ -346,6 +352,13 @@ def lexicon_of(path: Path | str, states: States, wanted: Iterable[str]) -> Found
     missing = tuple(word for word in words if word not in prons)
     weighed = sum(len(some) > 1 for some in chances.values())
     return Found(Lexicon(known, missing), silent, weighed)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _in_positions(pron: Pronunciation, names: set[str]) -> Pronunciation:

@@ -163,6 +163,13 @@ def test_a_damaged_gzip_is_named(tmp_path):
         list(read_int_vectors(path))
 
 
+def test_a_gzip_of_no_bytes_is_damaged(tmp_path):
+    """gzip.decompress takes it for an empty content, and a job's alignments would be missing."""
+    (tmp_path / "ali.1.gz").touch()
+    with pytest.raises(DamagedFileError, match=r"ali\.1\.gz is empty, and so no gzip file"):
+        list(read_int_vectors(tmp_path / "ali.1.gz"))
+
+
 def test_one_kind_is_not_taken_for_another(tmp_path):
     write_int_vectors(tmp_path / "a.ark", VECTORS.items())
     write_matrices(tmp_path / "f.ark", MATRICES.items())

@@ -418,6 +418,8 @@ def test_relative_paths_count_from_the_recipe_as_kaldis_do(tmp_path, cuts, monke
         ("segments", "", r"segments is empty; it must have a line per utterance"),
         ("segments", "anna-1 call1 0.5\n", r"segments, line 1 is 'call1 0.5'"),
         ("segments", "anna-1 call1 0.5 x\n", r"segments, line 1"),
+        ("segments", "anna-1 call1 nan -1\n", r"segments, line 1.*from nan to -1.0"),
+        ("segments", "anna-1 call1 -0.3 -1\n", r"segments, line 1.*from -0.3 to -1.0"),
         ("segments", "anna-1 call1 0.5 nan\n", r"segments, line 1.*from 0.5 to nan"),
         ("segments", "anna-1 call1 2 1\n", r"segments, line 1.*from 2.0 to 1.0"),
         ("segments", "anna-1 call9 0 1\n", r"segments, line 1: the recording call9 is not in wav"),

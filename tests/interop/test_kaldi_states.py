@@ -227,6 +227,9 @@ def test_phones_of_a_lexicon_get_positions_if_the_model_has_them(tmp_path):
     with_chances = lexicon_of(tmp_path / "lexiconp.txt", states, ["ONE", "TWO", "!SIL"])
     assert with_chances.lexicon.prons == {"ONE": (("A", "B"), ("B",)), "TWO": (("B", "A"),)}
     assert (with_chances.silent, with_chances.weighed) == (1, 1)
+    (tmp_path / "lexiconp.txt").write_text("one A B\n")  # a lexicon.txt that was renamed
+    with pytest.raises(ValueError, match=r"line 1 is 'one A B', without the 1 number that a file"):
+        lexicon_of(tmp_path / "lexiconp.txt", states, ["ONE"])
     (tmp_path / "lexicon.txt").write_text("zoe\u0308 A\n", "utf-8")
     assert list(lexicon_of(tmp_path / "lexicon.txt", states, ["ZOË"]).lexicon.prons) == ["ZOË"]
     (tmp_path / "lexicon.txt").write_text("one A Q\n")
