@@ -32,7 +32,7 @@ from torchaudio.models import Conformer
 from asr_train.comm.block_optimizer import BlockMomentum
 from asr_train.comm.ddp_hook import GtcHook, OneBitHook
 from asr_train.files import write_json, write_text
-from asr_train.report.tables import machine
+from asr_train.provenance import machine
 from asr_train.schema import AdaptiveSettings, Capacity, Codec, GtcSettings
 
 NUM_MELS, NUM_STATES = 40, 120
