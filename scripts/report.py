@@ -210,7 +210,7 @@ def of_run(
         settings["workers"] = trained["workers"]
     facts = [("model", f"exp/{base}")]
     if trained:
-        versions = {"commit": trained.get("commit", "unknown")} | trained["versions"]
+        versions = {"commit": trained.get("commit", "unknown")} | trained.get("versions", {})
         facts.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
     facts += [("device", trained.get("device_name") or trained["device"])] if trained else []
     mine = (f"exp/{run}/", f"exp/{base}/model.json")
