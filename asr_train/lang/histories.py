@@ -15,6 +15,7 @@ import numpy as np
 from asr_train.lang.arpa import BEGIN, END, NgramModel
 
 NATS = math.log(10)  # per unit of log10
+ROUNDING = 1e-3  # nats; ARPA files have about six digits
 
 
 class Histories(NamedTuple):
@@ -58,6 +59,17 @@ class Histories(NamedTuple):
         suffix_M = _suffixes(first_H, word_M, base)
         return Histories(first_H, word_M, logp_M, backoff_M, suffix_M, start, model.id_of[END])
 
+    def dearer_than_backoff(self) -> tuple[int, float]:
+        """Count n-grams that cost more than their words by back-off, which graphs then take.
+
+        Returns:
+            Their number, without differences that only rounding explains, and the largest
+            difference in nats.
+        """
+        more_M = _more_than_backoff(self)
+        dearer = more_M > ROUNDING
+        return int(dearer.sum()), float(more_M.max(initial=0.0, where=dearer))
+
 
 # --- compiled -----------------------------------------------------------------------------------
 
@@ -89,6 +101,18 @@ def _suffixes(first_H: Any, word_M: Any, base: int) -> Any:
                 place = _place(first_H, word_M, shorter, word_M[m])
             suffix_M[m] = 1 + place
     return suffix_M
+
+
+@numba.njit(cache=True, nogil=True)
+def _more_than_backoff(model: Any) -> Any:
+    """Return how much more each n-gram costs than its word after a shorter history, nats [M]."""
+    more_M = np.zeros(len(model.word_M))
+    for history in range(1, len(model.first_H) - 1):
+        backoff = -NATS * np.float64(model.backoff_M[history - 1])
+        for m in range(model.first_H[history], model.first_H[history + 1]):
+            shorter, _ = advance(model, model.suffix_M[history - 1], model.word_M[m])
+            more_M[m] = -NATS * np.float64(model.logp_M[m]) - backoff - shorter
+    return more_M
 
 
 @numba.njit(cache=True, nogil=True)
