@@ -231,7 +231,7 @@ def read_yaml(path: Path | str) -> Any:
         return yaml.safe_load(Path(path).read_bytes())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DamagedFileError(
-            f"{path} is not valid YAML ({error}); delete it and run make again"
+            f"{path} is not valid YAML ({error}); correct it, or delete it if make wrote it"
         ) from error
 
 

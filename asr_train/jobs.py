@@ -118,9 +118,10 @@ def parallel_map(
                 results = (pending.popleft().result() for _ in range(len(items)))
                 yield from progress(results, what, len(items))
             except BrokenProcessPool as error:
+                fewer = f"JOBS={jobs - 1}{' or fewer' if jobs > 2 else ''}"
                 raise ChildProcessError(
-                    f"{what}: a worker process was killed (out of memory?); "
-                    f"try again with JOBS={max(1, jobs - 1)} or fewer"
+                    f"{what + ': ' if what else ''}a worker process was killed (out of memory?); "
+                    f"try again with {fewer}"
                 ) from error
             except KeyboardInterrupt:
                 for worker in multiprocessing.active_children():

@@ -96,8 +96,9 @@ def test_the_error_of_an_item_reaches_the_caller():
 
 
 def test_a_killed_worker_is_an_error_and_not_a_hang():
-    with pytest.raises(ChildProcessError, match="killed"):
-        list(parallel_map(lambda i: os.kill(os.getpid(), signal.SIGKILL), range(4), "dying"))
+    for what, why in (("dying", "^dying: a worker process was killed"), ("", "^a worker process")):
+        with pytest.raises(ChildProcessError, match=why):
+            list(parallel_map(lambda i: os.kill(os.getpid(), signal.SIGKILL), range(4), what))
 
 
 def test_jobs_must_be_a_number(monkeypatch):

@@ -154,7 +154,7 @@ def resampled(blocks: Iterable[np.ndarray], own_rate: int, rate: int) -> Iterato
         return
     step, new = own_rate // math.gcd(own_rate, rate), rate // math.gcd(own_rate, rate)
     margin = step * math.ceil(MARGIN / step)
-    size = step * math.ceil(BLOCK_SECONDS * own_rate / step)
+    size = step * math.ceil(max(BLOCK_SECONDS * own_rate, margin) / step)
 
     held_N, left = np.zeros(0, np.float32), 0  # the first `left` samples are only context
     for block_N in blocks:

@@ -38,6 +38,7 @@ from asr_train.search.lattice import Lattices, view_ordered
 # 2 s have four times as many errors; with 200, global_frames of Kaldi's online-cmvn, words of 0.4 s
 # have 22 % more (docs/use.md).
 PRIOR_FRAMES = 50
+ALTERNATIVES = 10  # sentences at most, where the recipe stores none (decode.nbest=0)
 
 
 class AlignmentError(ValueError):
@@ -55,7 +56,8 @@ class Transcript:
         seconds: of the recording; search_seconds: of computing.
         final: the search reached a final state everywhere.
         pieces: in which a long recording was decoded, cut at pauses.
-        alternatives: the best sentences, cheapest first; empty without confidences.
+        alternatives: the best sentences, cheapest first, which begin with `text`; empty without
+            confidences, and `text` alone where there are several pieces.
         rate: Hz, the recording's own.
         unadapted: why a speaker-adaptive model has no transform for its speaker; empty otherwise.
     """
@@ -120,7 +122,7 @@ class Recogniser:
         self._mapped = opened.fst.mapped(), opened.heights.mapped()
         self._confidences = confidences
         self._searched: tuple[Graph, Lattices | None] | None = None
-        nbest = max(1, opened.effort.nbest) if confidences else 0
+        nbest = (opened.effort.nbest or ALTERNATIVES) if confidences else 0
         self._effort = replace(opened.effort, nbest=nbest)
 
     @staticmethod

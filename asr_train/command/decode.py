@@ -19,7 +19,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -77,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
                 heard[name] = recogniser.features(audio, channel=options.channel)
             except (ValueError, OSError) as error:
                 lost[name] = str(error)
+            except MemoryError:
+                lost[name] = f"{name}: there is not enough memory to decode it; set --jobs 1"
         try:
             said = recogniser.transcribe_features([*heard.values()])
         except ValueError as error:  # of all of them, as they are one speaker
@@ -100,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
                 open(scratch, "w", encoding="utf-8", errors="backslashreplace")
             )
         done = parallel_map(speaker, [*speakers.values()], on_terminal("decoding"))
-        for file, found, why in chain.from_iterable(done):
+        for file, found, why in chain.from_iterable(_until_killed(done, [*speakers.values()])):
             if found is None:
                 complain("decode", why)
                 failed += 1
@@ -130,6 +132,21 @@ def run(options: argparse.Namespace) -> int:
             "empty, so expect more errors",
         )
     return 1 if failed else 0
+
+
+def _until_killed(
+    done: Iterable[list[tuple[str, Any, str]]], speakers: list[list[str]]
+) -> Iterator[list[tuple[str, Any, str]]]:
+    """Yield what worker processes decode; if one is killed, the rest as lost."""
+    ended = 0
+    try:
+        for rows in done:
+            yield rows
+            ended += 1
+    except ChildProcessError as error:
+        rest = [file for files in speakers[ended:] for file in files]
+        also = f" (nor are {len(rest) - 1} files after it)" if rest[1:] else ""
+        yield [(rest[0], None, f"{rest[0]} is not decoded{also}: {error}")]
 
 
 def ids(files: list[str]) -> dict[str, str]:

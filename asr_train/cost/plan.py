@@ -37,7 +37,7 @@ from asr_train.cost.network import (
     tree_allreduce,
 )
 from asr_train.facts import HEADER_BYTES, Method, Traffic
-from asr_train.files import read_json, read_jsonl
+from asr_train.files import DamagedFileError, read_json, read_jsonl
 
 FLOPS = 6  # per parameter and frame: a multiply-add forward, two backward
 QUEUE = 4  # messages of a worker of gtc_async in flight before it waits
@@ -187,26 +187,36 @@ def sending_shares(
 
 
 def logged_messages(path: Path | str) -> tuple[MessageSize, ...]:
-    """Return the messages of a run's log.jsonl, one per row: the mean over the row's steps and the
-    workers that had minibatches.
+    """Return the messages of a run's log.jsonl, one per row in which elements were sent: the mean
+    over the row's steps and the workers that had minibatches.
 
     Raises:
-        ValueError: if what the run sent is not only messages of GTC, as run.json beside it says.
+        ValueError: if it is no log, or what the run sent is not only messages of GTC, as run.json
+            beside it says.
     """
     about = Path(path).with_name("run.json")
-    run = read_json(about) if about.exists() else {"settings": {}}
+    try:
+        run = read_json(about) if about.exists() else {"settings": {}}
+        steps = [row for row in read_jsonl(path) if "sent_bits" in row]
+    except DamagedFileError as error:
+        raise ValueError(f"{path} is not the log.jsonl of a run: {error}") from error
     method = Method[run["settings"]["comm"]["method"]] if run["settings"] else None
     phases = run["settings"].get("optim", {}).get("phases", [])
-    steps = [row for row in read_jsonl(path) if "sent_bits" in row]
     shares = sending_shares(phases, run.get("workers", 1), steps)
     rows = [
         (row["sent_bits"] / share, row["elements_sent"] / share)
         for row, share in zip(steps, shares, strict=True)
         if row.get("elements_sent") and row.get("threshold")
     ]
-    if not rows or method not in (None, Method.gtc, Method.gtc_async):
-        of = "without sent elements and a threshold" if method is None else f"of {method.value}"
-        raise ValueError(f"{path} is a log {of}; take that of a run of gtc or gtc_async")
+    if method not in (None, Method.gtc, Method.gtc_async):
+        raise ValueError(
+            f"{path} is a log of {method.value}; take that of a run of gtc or gtc_async"
+        )
+    if not rows:
+        raise ValueError(
+            f"{path} has no row with a threshold and sent elements; take the log of a run of gtc "
+            "or gtc_async with several workers"
+        )
     return tuple(MessageSize(bits / 8, elements) for bits, elements in rows)
 
 
@@ -231,8 +241,8 @@ def simulate(
     """Simulate workers of `method.stripes` GPUs each, without the first steps that fill a pipeline.
 
     Args:
-        steps: to average over, at least; bmuf takes whole blocks, at least two. If there are more
-            messages, evenly spaced ones are sent.
+        steps: to average over, at least; bmuf takes whole blocks, at least two, and gtc_async
+            whole bursts. If there are more messages, evenly spaced ones are sent.
         known: cached results of collectives for the same cluster; is extended.
     Raises:
         ValueError: if the cluster has fewer workers.
@@ -266,8 +276,11 @@ class _Run:
         is_halved = method.traffic is Traffic.onebit and method.lag > 0 and workers > 1
         self.parts = 2 if is_halved else 1  # of a minibatch: double buffering halves it
         self.warm = 0
-        if method.traffic is Traffic.gtc_async or method.lag:
-            self.warm = 4 + 2 * max(method.lag, QUEUE if method.traffic is Traffic.gtc_async else 0)
+        is_async = method.traffic is Traffic.gtc_async
+        if is_async or method.lag:
+            self.warm = 4 + 2 * max(method.lag, QUEUE if is_async else 0)
+        if is_async:  # whole bursts: messages that wait together for a link arrive together
+            steps = math.ceil(steps / (QUEUE + 1)) * (QUEUE + 1)
         if method.traffic.has_blocks:
             blocks = max(2, round(steps / method.block_steps))
             self.warm, steps = 0, blocks * method.block_steps

@@ -135,6 +135,9 @@ def tune_rescoring(
     tried: dict[RescoringChoice, WordErrors] = {}
 
     def try_all(choices: list[RescoringChoice]) -> None:
+        choices = [choice for choice in choices if choice not in tried]
+        if not choices:
+            return
         sums = [WordErrors()] * len(choices)
         for reference, rows in zip(references, search(choices), strict=True):
             known: dict[str, WordErrors] = {}
@@ -148,7 +151,7 @@ def tune_rescoring(
     longest = {name: len(values) + GROWN for name, values in axes.items()}
     while True:
         grid = [RescoringChoice(weight, nats) for weight, nats in itertools.product(*axes.values())]
-        try_all([choice for choice in grid if choice not in tried])
+        try_all(grid)
         chosen = _middle(axes, tried)
         ends = {
             name: at
@@ -159,7 +162,7 @@ def tune_rescoring(
         if not growing:
             weight, nats = (v[at] for v, at in zip(axes.values(), chosen, strict=True))
             last = [RescoringChoice(weight, nats, each) for each in sorted(set(mbr))]
-            try_all([choice for choice in last if choice not in tried])
+            try_all(last)
             best = min(last, key=lambda choice: tried[choice].errors)
             return best, list(tried.items()), list(ends)
         for name, at in growing.items():

@@ -11,6 +11,7 @@ than the cost so far.
 """
 
 import heapq
+import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from asr_train.search.rescore import Expanded
 from asr_train.search.tokens import ROUNDING
 
 MAX_NODES = 20_000  # of a posterior
+MAX_WORK = 20_000_000  # arcs followed to make one of a search; a second or two
 COSTED = np.dtype([("target", "<i4"), ("word", "<i4"), ("cost", "<f8")])
 SHARED = np.dtype([("source", "<i4"), ("target", "<i4"), ("word", "<i4"), ("share", "<f8")])
 QUANTUM = 1e-6  # nats; costs closer than that count as equal
@@ -92,25 +94,34 @@ def posterior(
     paths = _pruned(
         lattice.arcs_A, lattice.arc_offsets(), place_A, found.arrays, weights, float(beam)
     )
-    return _of_paths(Pushed(*paths), beam, max_nodes)
+    return _of_paths(Pushed(*paths), beam, max_nodes, sys.maxsize)
 
 
-def lattice_posterior(lattice: Lattice, max_nodes: int = MAX_NODES) -> Posterior:
-    """Return the word sequences of a lattice within its beam, at the costs of its search."""
+def lattice_posterior(
+    lattice: Lattice, max_nodes: int = MAX_NODES, max_work: int = MAX_WORK
+) -> Posterior:
+    """Return the word sequences of a lattice within its beam, at the costs of its search.
+
+    Args:
+        max_nodes: as for `posterior`.
+        max_work: arcs followed, which limit the beam likewise; without this limit, 20 seconds of
+            noise take 11 s, as each node stands for many of the lattice's. The best path stays.
+    """
     arcs_A, to_end_N = lattice.arcs_A, lattice.costs_to_end()
     pushed_A = np.empty(len(arcs_A), COSTED)
     pushed_A["target"], pushed_A["word"] = arcs_A["target"], arcs_A["olabel"]
     cost_A = arcs_A["graph"] + arcs_A["acoustic"].astype(np.float64)
     pushed_A["cost"] = cost_A + to_end_N[arcs_A["target"]] - to_end_N[arcs_A["source"]]
     paths = Pushed(lattice.arc_offsets(), pushed_A, lattice.final_N - to_end_N)
-    return _of_paths(paths, lattice.beam, max_nodes)
+    return _of_paths(paths, lattice.beam, max_nodes, max_work)
 
 
-def _of_paths(paths: Pushed, beam: float, max_nodes: int) -> Posterior:
+def _of_paths(paths: Pushed, beam: float, max_nodes: int, max_work: int) -> Posterior:
     """Return the posterior of paths; its nodes are numbered so that arcs lead to higher ones."""
-    arcs_A, least_D, used = _determinised(paths, float(beam), max_nodes, False)
+    limits = int(max_nodes), int(max_work)
+    arcs_A, least_D, used = _determinised(paths, float(beam), limits, False)
     if used < 0:
-        arcs_A, least_D, used = _determinised(paths, float(beam), max_nodes, True)
+        arcs_A, least_D, used = _determinised(paths, float(beam), limits, True)
     order_D = np.argsort(least_D, kind="stable")  # a target's least node is above its source's
     number_D = np.empty(len(order_D), np.int32)
     number_D[order_D] = np.arange(len(order_D), dtype=np.int32)
@@ -181,14 +192,14 @@ def _levels(paths: Pushed) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _determinised(paths: Pushed, beam: float, max_nodes: int, by_cost: bool) -> Any:
+def _determinised(paths: Pushed, beam: float, limits: tuple[int, int], by_cost: bool) -> Any:
     """Return arcs with costs as shares, the least node that each node stands for, and the beam.
 
     A node stands for all nodes that its words lead to, each with the cost that it has more than the
     cheapest. Node 1 is the end. Nodes are taken in an order in which their own costs are final: by
     cost, or by the least node that each stands for. The latter is some 4 times as fast, as paths
-    are then in the processor's cache; but if there are too many nodes, it does not tell the best,
-    and the beam returned is negative.
+    are then in the processor's cache; but if there are more nodes or arcs than the limits, it does
+    not tell the best, and the beam returned is negative.
     """
     nodes = len(paths.end_N)
     stands_D = [[(0, 0.0)], [(nodes, 0.0)]]  # nodes given, each with its cost above the cheapest
@@ -199,18 +210,20 @@ def _determinised(paths: Pushed, beam: float, max_nodes: int, by_cost: bool) -> 
     level_N = _levels(paths)
     head_L, next_N = np.full(level_N.max() + 1, -1, np.int32), np.empty(nodes, np.int32)
     inside = Waiting(level_N, head_L, next_N, np.full(nodes, np.inf))
-    done, used = 0, beam
+    max_nodes, max_work = limits
+    done, work, used = 0, 0, beam
     while waiting:
         first, d = heapq.heappop(waiting)
         if taken_D[d]:
             continue
-        if done == max_nodes:
+        if done == max_nodes or (work >= max_work and first > ROUNDING):  # the best path stays
             used = first if by_cost else -1.0
             break
         taken_D[d] = True
         done += 1
         left = beam + ROUNDING - cost_D[d]
-        met, ending = _ahead(paths, inside, stands_D[d], left)
+        met, ending, followed = _ahead(paths, inside, stands_D[d], left)
+        work += followed
         if ending <= left:
             arcs.append((d, 1, 0, ending))
         while met:
@@ -241,7 +254,8 @@ def _determinised(paths: Pushed, beam: float, max_nodes: int, by_cost: bool) -> 
 
 @numba.njit(cache=True, nogil=True)
 def _ahead(paths: Pushed, waiting: Waiting, stands: Any, left: float) -> Any:
-    """Return a heap of the words met next: word, target and cost; and the least cost of an end.
+    """Return a heap of the words met next: word, target and cost; the least cost of an end; and
+    the number of arcs.
 
     Args:
         stands: nodes to start from, and their costs.
@@ -254,7 +268,7 @@ def _ahead(paths: Pushed, waiting: Waiting, stands: Any, left: float) -> Any:
         next_N[n], head_L[level_N[n]] = head_L[level_N[n]], n
         level, last = min(level, level_N[n]), max(last, level_N[n])
     met: list[tuple[Any, Any, float]] = [(0, 0, 0.0) for _ in range(0)]
-    ending = np.inf
+    ending, followed = np.inf, 0
     while level <= last:
         n = head_L[level]
         if n < 0:
@@ -263,6 +277,7 @@ def _ahead(paths: Pushed, waiting: Waiting, stands: Any, left: float) -> Any:
         head_L[level] = next_N[n]
         near, near_N[n] = near_N[n], np.inf
         ending = min(ending, near + paths.end_N[n])
+        followed += paths.first_N[n + 1] - paths.first_N[n]
         for a in range(paths.first_N[n], paths.first_N[n + 1]):
             arc = paths.arcs_A[a]
             target, cost = np.int64(arc.target), near + arc.cost
@@ -275,7 +290,7 @@ def _ahead(paths: Pushed, waiting: Waiting, stands: Any, left: float) -> Any:
                 next_N[target], head_L[level_N[target]] = head_L[level_N[target]], target
                 last = max(last, level_N[target])
             near_N[target] = min(near_N[target], cost)
-    return met, ending
+    return met, ending, followed
 
 
 @numba.njit(cache=True, nogil=True)

@@ -48,6 +48,7 @@ def test_words_stand_where_they_were_said_and_are_sure(recogniser, speech):
     found = recogniser.transcribe(speech.samples_T, RATE)
     assert found.text == TEXT
     assert found.alternatives[0] == TEXT
+    assert 2 <= len(set(found.alternatives)) == len(found.alternatives) <= 10
     assert found.final
     for span, true in zip(found.words, speech.words, strict=True):
         assert isinstance(span, Span)
@@ -174,8 +175,10 @@ def test_files_are_read_to_their_end_from_pipes_and_by_any_name(tmp_path):
     assert len(samples_of(noise, RATE, 44_100.0)[0]) == pytest.approx(len(noise) / 2.75625, abs=1)
 
 
-@pytest.mark.parametrize("rates", [(8000, 16_000), (44_100, 16_000), (48_000, 16_000)])
-@pytest.mark.parametrize("seconds", [0.01, 10.0, 35.3])
+@pytest.mark.parametrize(
+    "rates", [(50, 16_000), (8000, 16_000), (44_100, 16_000), (48_000, 16_000)]
+)
+@pytest.mark.parametrize("seconds", [0.02, 10.0, 35.3])
 def test_resampling_in_blocks_is_resampling_of_the_whole(rates, seconds):
     rng = np.random.default_rng(1)
     wave = rng.normal(0, 0.1, int(rates[0] * seconds)).astype(np.float32)

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from spoken import RATE, said
 from torchaudio.functional import resample
 
 from asr_train import command
+from asr_train.bundle.recogniser import Recogniser
 from asr_train.bundle.store import SHIPPED
 from asr_train.command.decode import ids
 from asr_train.command.main import COMMANDS, main, told_after
@@ -140,6 +142,36 @@ def test_a_file_that_cannot_be_used_costs_one_line_and_not_the_others(corpus, tm
     assert "no.wav is missing" in lines[1]
     assert "loud.wav has samples of up to" in lines[2]
     assert "low.wav has 8000 Hz, below the model's 16000 Hz (and 1 more):" in lines[3]
+
+
+def test_files_before_a_killed_process_are_kept(corpus, tmp_path, capsys, monkeypatch):
+    first, last = sorted(corpus.rglob("*.flac"))[:2]
+    folder = tmp_path / "out"
+    folder.mkdir()
+    true = Recogniser.features
+
+    def features(self, audio, rate=None, channel=None):
+        if audio == "large.wav":
+            raise MemoryError
+        if audio == "killed.wav":
+            deadline = time.monotonic() + 60
+            while not any(file.stat().st_size for file in folder.iterdir()):
+                time.sleep(0.05)
+                assert time.monotonic() < deadline
+            os.kill(os.getpid(), signal.SIGKILL)
+        return true(self, audio, rate, channel)
+
+    monkeypatch.setattr(Recogniser, "features", features)
+    monkeypatch.setenv("JOBS", "2")
+    out = folder / "all.txt"
+    files = first, "large.wav", "killed.wav", last, corpus / "other.wav"
+    assert run("decode", "digits", "--jobs", 2, "-o", out, *files) == 1
+    assert out.read_text() == f"{first.stem} {TEXTS[first.stem]}\n"
+    assert capsys.readouterr().err.splitlines() == [
+        "asr-train decode: large.wav: there is not enough memory to decode it; set --jobs 1",
+        "asr-train decode: killed.wav is not decoded (nor are 2 files after it): a worker process "
+        "was killed (out of memory?); try again with JOBS=1",
+    ]
 
 
 def test_an_output_does_not_replace_a_recording(corpus, tmp_path, capsys):

@@ -73,6 +73,23 @@ def test_what_overlaps_costs_only_what_exceeds_computing(size):
     assert speed.step_seconds == pytest.approx(COMPUTE + (p - 1) * size / RATE)
 
 
+@pytest.mark.parametrize("steps", range(20, 26))
+@pytest.mark.parametrize("fabric", [None, 8.0])
+def test_asynchronous_workers_are_as_fast_as_a_saturated_network_allows(steps, fabric):
+    """Messages that wait together arrive together, and a worker's steps come in bursts."""
+    p, size = 8, DENSE
+    work = replace(WORK, messages=(MessageSize(size, 1e3),))
+    speed = simulate(
+        flat(fabric_gbit_per_s=fabric),
+        work,
+        Scheme(traffic=Traffic.gtc_async, way=Way.direct),
+        p,
+        steps,
+    )
+    at_once = 1 if fabric is None else p
+    assert speed.step_seconds == pytest.approx(at_once * (p - 1) * size / RATE, rel=1e-3)
+
+
 def test_one_bit_with_two_half_batches_hides_its_exchange_and_pays_the_fixed_cost_twice():
     work = replace(WORK, fixed_seconds=0.01)
     plain = simulate(flat(), work, Scheme(traffic=Traffic.onebit), 4)
@@ -278,10 +295,10 @@ def test_a_logs_messages_are_of_the_workers_that_had_minibatches(tmp_path):
 @pytest.mark.parametrize(
     "method, elements, threshold, said",
     [
-        (None, 0.0, 4.0, "a log without sent elements and a threshold"),
-        (None, 1e6, None, "a log without sent elements and a threshold"),  # whole gradients
-        ("bmuf_gtc", 1e6, 4.0, "a log of bmuf_gtc"),  # whole models among the messages
-        ("gtc", 0.0, 4.0, "a log of gtc"),  # of one worker
+        (None, 0.0, 4.0, "has no row with a threshold and sent elements"),
+        (None, 1e6, None, "has no row with a threshold"),  # whole gradients
+        ("bmuf_gtc", 1e6, 4.0, "is a log of bmuf_gtc"),  # whole models among the messages
+        ("gtc", 0.0, 4.0, "has no row .* with several workers"),  # of one worker
     ],
 )
 def test_a_log_of_anything_but_gtcs_messages_is_refused(
@@ -291,8 +308,11 @@ def test_a_log_of_anything_but_gtcs_messages_is_refused(
     write_jsonl(tmp_path / "log.jsonl", [row])
     if method is not None:
         write_json(tmp_path / "run.json", {"settings": {"comm": {"method": method}}})
-    with pytest.raises(ValueError, match=f"log.jsonl is {said}; take that of a run of gtc"):
+    with pytest.raises(ValueError, match=f"log.jsonl {said}"):
         logged_messages(tmp_path / "log.jsonl")
+    (tmp_path / "other.jsonl").write_text('{\n "settings": {}\n}')
+    with pytest.raises(ValueError, match=r"other\.jsonl is not the log\.jsonl of a run"):
+        logged_messages(tmp_path / "other.jsonl")
 
 
 def test_of_more_messages_than_steps_some_of_all_are_sent():

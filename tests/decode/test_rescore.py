@@ -105,11 +105,17 @@ PENALTY = -0.5
 
 def test_the_weight_with_the_fewest_errors_is_chosen():
     weights = [LEAST * factor for factor in (0.2, 0.6, 1.5, 3.0)]
-    search = searching(lattice_of(), lattice_of())
+    search, asked = searching(lattice_of(), lattice_of()), []
+
+    def counted(choices):
+        asked.append(len(choices))
+        return search(choices)
+
     best, tried, at_end = tune_rescoring(
-        search, ["A B", "a b"], weights, [-0.01, 0, 0.01], [False], PLAIN
+        counted, ["A B", "a b"], weights, [-0.01, 0, 0.01], [False], PLAIN
     )
     errors = {(c.lm_weight, c.penalty): e.errors for c, e in tried}
+    assert asked == [len(tried)] == [12]  # a search of nothing new would expand all lattices again
     assert errors[weights[0], 0] == 2
     assert errors[best.lm_weight, best.penalty] == 0
     assert best.lm_weight in weights[2:]  # the middle of those that tie, not the first

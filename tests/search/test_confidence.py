@@ -56,6 +56,21 @@ def test_a_word_said_once_counts_for_one_of_two_equal_ones():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_a_limit_of_work_keeps_the_best_sequences(seed):
+    """Noise has so many sequences that all of them would take longer than it lasts."""
+    _, _, lattice = searched(seed, frames=25, width=5.0, nodes=60, arcs=300)
+    words = best_path(lattice).words
+    whole = lattice_posterior(lattice)
+    least, more = (lattice_posterior(lattice, max_work=work) for work in (1, 100_000))
+    assert 0 <= least.beam <= more.beam <= whole.beam
+    assert least.nodes < more.nodes < whole.nodes
+    for some in (least, more):
+        assert sorted(set(words) - set(some.arcs_A["word"])) == []
+        assert some.arcs_A["target"].max() == some.nodes - 1  # its end is reached
+        assert all(0 < c <= 1 + 1e-9 for c in decide(some, words, 0).confidences)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_confidences_are_probabilities(seed):
     _, _, lattice = searched(seed, frames=25, width=5.0, nodes=60, arcs=300)
     found = lattice_posterior(lattice)  # once: these are large
