@@ -47,12 +47,14 @@ def settings(run: str, overrides: list[str]) -> Config:
             raise SettingsError(
                 f"{name} is a variable of make; call make with {name}=..., not in SET"
             )
+        if within := _list_above(group.lstrip("+~")):
+            raise SettingsError(f"{override!r}: {_whole(within)}")
         if re.match(r"\W*hydra\b", override):  # which Hydra would take for its own settings
             raise SettingsError(unknown_key("hydra", typing.get_type_hints(Config)))
     try:
         values = _composed(chosen, overrides)
     except (HydraException, OmegaConfBaseException) as error:
-        raise SettingsError(_cause(error, overrides)) from error
+        raise SettingsError(_cause(error, chosen, overrides)) from error
     values["gmm"] = without_left_out(values["gmm"], overrides)
     return build(Config, values)
 
@@ -159,8 +161,22 @@ def _quoted(value: str) -> str:
     return f"'{value.strip()}'"
 
 
-def _cause(error: Exception, overrides: list[str]) -> str:
-    """Return Hydra's message, with the nearest key if one was not found."""
+def _list_above(key: str) -> str:
+    """Return the list that a key such as optim.phases.until would be inside of; "" without one."""
+    above = [key[: dot.start()] for dot in re.finditer(r"\.", key)]
+    return next((name for name in above if typing.get_origin(_known(name)[0]) is list), "")
+
+
+def _whole(key: str) -> str:
+    return f"the setting {key} is a list; write it whole: {key}=[...], without spaces"
+
+
+def _cause(error: Exception, chosen: list[str], overrides: list[str]) -> str:
+    """Return Hydra's message, with the nearest key if one was not found.
+
+    Args:
+        chosen: the run's own overrides, which come first.
+    """
     text = str(error)
     ambiguous = re.search(r"Ambiguous value for argument '(.+)'", text)
     if unread := ambiguous[1] if ambiguous else getattr(error, "override", None):
@@ -169,8 +185,8 @@ def _cause(error: Exception, overrides: list[str]) -> str:
     if missing:
         *groups, key = missing.group(1).split(".")
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            chosen = [o for o in overrides if (CONF / o.partition("=")[0]).is_dir()]
-            node: Any = OmegaConf.to_container(compose("config", chosen))
+            files = [o for o in overrides if (CONF / o.partition("=")[0]).is_dir()]
+            node: Any = OmegaConf.to_container(compose("config", [*chosen, *files]))
         node["gmm"] = without_left_out(node["gmm"], overrides)
         for depth, group in enumerate(groups):
             path = ".".join(groups[: depth + 1])
@@ -187,6 +203,12 @@ def _cause(error: Exception, overrides: list[str]) -> str:
             if group not in node:
                 return unknown_key(path, [str(k) for k in node])
             node = node[group] if isinstance(node[group], dict) else {}  # a leaf
+        hint, _ = _known(".".join(groups))
+        if is_dataclass(hint) and key in {each.name for each in fields(hint)}:
+            return (
+                f"{missing[1]} is given, but the files chosen here do not have it; choose one of "
+                f"conf/{groups[0]} that does"
+            )
         return unknown_key(".".join([*groups, key]), [str(k) for k in node])
     absent = re.search(r"Could not find '([^']+)'", text)
     if absent:
@@ -198,8 +220,6 @@ def _cause(error: Exception, overrides: list[str]) -> str:
             return f"SIZE is {size}; {recipe} has {', '.join(['default', *sizes])}"
         return f"{absent.group(1)}.yaml is not in conf/; allowed: {', '.join(known)}"
     merged = re.match(r"Error merging override (\S+?)=", text)
-    for end in re.finditer(r"\.|$", merged[1] if merged else ""):
-        key = end.string[: end.start()]
-        if typing.get_origin(_known(key)[0]) is list:
-            return f"the setting {key} is a list; write it whole: {key}=[...], without spaces"
+    if merged and typing.get_origin(_known(merged[1])[0]) is list:
+        return _whole(merged[1])
     return text

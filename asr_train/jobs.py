@@ -225,7 +225,8 @@ def main(stage: Callable[..., str | None], usage: str) -> None:
     except Exception as error:
         if os.environ.get("DEBUG"):
             raise
-        sys.exit(f"{name}: {cause(error, paths[-1])}")
+        why = cause(error, paths[-1])
+        sys.exit(f"{name}: {without_make(why) if WITHOUT_MAKE in os.environ else why}")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # only Python's own shutdown is left
 
@@ -234,6 +235,13 @@ def print_any_text() -> None:
     """Let letters that the locale lacks, and names that are not UTF-8, be printed as escapes."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def without_make(message: str) -> str:
+    """Return what to do where no make and no work folder is used."""
+    message = message.replace(", or choose another work folder with W=", "")
+    message = message.replace("with DEBUG=1 make shows", "DEBUG=1 shows")
+    return re.sub(r"run make again\b(?!,)", "try again", message)
 
 
 def cause(error: Exception, output: str) -> str:
@@ -278,6 +286,7 @@ REMEDIES = {
     errno.EISDIR: f"name a file in its place, or {_OTHER}",
     errno.EEXIST: _OTHER,
 }
+WITHOUT_MAKE = "ASR_WITHOUT_MAKE"  # set in the environment of scripts that a command runs
 MADE = {  # files of a work folder -> the stage that makes them, and its output
     r"manifests/[^/]+$": ("manifests", r"\g<0>"),
     r"audio/([^/]+)/[^/]+$": ("manifests", r"manifests/\1.jsonl.gz"),

@@ -4,5 +4,5 @@ import os
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _CHECKOUT = os.path.dirname(_PACKAGE)
-_IS_CHECKOUT = os.path.exists(os.path.join(_CHECKOUT, "conf", "config.yaml"))
-ROOT = _CHECKOUT if _IS_CHECKOUT else os.path.join(_PACKAGE, "checkout")
+IS_CHECKOUT = os.path.exists(os.path.join(_CHECKOUT, "conf", "config.yaml"))
+ROOT = _CHECKOUT if IS_CHECKOUT else os.path.join(_PACKAGE, "checkout")

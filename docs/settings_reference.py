@@ -108,8 +108,9 @@ def _collect(
             while first > head and lines[first - 1].lstrip().startswith("#"):
                 first -= 1
             own = re.search(r"(?<=\s)#.*", lines[line])
-            if found := _joined([*lines[first:line], own[0] if own else ""]):
-                comments[dotted] = found
+            said = _joined([own[0]] if own else []), _joined(lines[first:line])
+            if any(said):
+                comments[dotted] = ". ".join(each.removesuffix(".") for each in said if each)
         if dotted == "defaults":
             values[dotted] = _plain(value)
         else:

@@ -9,6 +9,7 @@ DEV_DIR   ?=
 TEST_DIRS ?=
 TEXT      ?=
 DATA      := $(call from_root,$(CORPUS_DIR))
+HOW       := $(if $(ASR_CALL),$(subst make fetch-,asr-train fetch ,$(GET)),$(GET))
 $(call one_word,DEV_DIR,$(DEV_DIR),name a link to it without one)
 $(foreach v,MORE TEST_DIRS TEXT,$(foreach d,$($v),$(call one_word,$v,$d,name a link to it without one)))
 MORE_DIRS := $(foreach d,$(MORE),$(call from_root,$d))
@@ -24,14 +25,14 @@ INPUTS    := $(wildcard $(filter-out %/.,$(SPEECH)))
 MISSING   := $(filter-out $(wildcard $(NEEDED)),$(NEEDED))
 HELP      := $(filter help clean,$(MAKECMDGOALS))
 ifeq ($(or $(CORPUS_DIR),$(HELP)),)
-$(error CORPUS_DIR is not given; call make with CORPUS_DIR=path of a folder with $(NEEDS), $(GET))
+$(error CORPUS_DIR is not given; call make with CORPUS_DIR=path of a folder with $(NEEDS), $(HOW))
 endif
 UNREADABLE    := $(if $(MISSING),$(shell [ ! -d '$(DATA)' ] || [ -r '$(DATA)' -a -x '$(DATA)' ] || echo closed))
 ifneq ($(UNREADABLE),)
 $(error no permission to read the folder $(DATA): change its permissions, or call make with another CORPUS_DIR)
 endif
 ifneq ($(if $(HELP),,$(MISSING)),)
-$(error $(firstword $(MISSING)) is missing: $(GET), or call make with CORPUS_DIR=path of the corpus)
+$(error $(firstword $(MISSING)) is missing: $(HOW), or call make with CORPUS_DIR=path of the corpus)
 endif
 TEXT_CONF := lm.text=$(call list_of,$(TEXTS))
 MORE_CONF := $(if $(MORE_DIRS),corpus.folder.more_dirs=$(call list_of,$(MORE_DIRS)))

@@ -37,7 +37,7 @@ from asr_train.files import read_yaml, write_yaml
 from asr_train.jobs import main
 from asr_train.locks import settling
 from asr_train.paper.rows import Run, check_effect, read_table, runs_by_settings
-from asr_train.schema import AdagradPlace, Config, Inputs, Method, SettingsError, plain
+from asr_train.schema import AdagradPlace, Config, GrammarKind, Inputs, Method, SettingsError, plain
 
 VARIABLE = re.compile(r"[A-Z]+=")
 CLOCK_SECONDS = 60  # that machines' clocks may differ by
@@ -70,6 +70,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         run = named.get(begins[name] or name)
         base, more = _with_seed(begins[name] or name) if run is None else (run.base, run.overrides)
         composed[name] = compose.settings(base, [*given, *more, *objective])
+        check_systems(choices, composed[name], base, given)
         check_outside(composed[name], workers)
     files: dict[str, Any] = {}
     inputs: dict[str, list[tuple[str, str]]] = {}
@@ -98,6 +99,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         inputs |= inputs_of(config)
         check_order(choices, config)
         check_lists(choices, config)
+        check_language_model(choices, config, given)
         check_inputs(choices, config)
         if config.comm.workers is None:
             alone = config.comm.method is Method.sgd
@@ -251,6 +253,24 @@ def check_order(choices: Choices, config: Config) -> None:
         )
 
 
+def check_systems(choices: Choices, config: Config, run: str, overrides: list[str]) -> None:
+    """Check that a setting of a system that is not trained counts in another one, by reference.
+
+    Raises:
+        SettingsError: if it does not.
+    """
+    for override in overrides:
+        system = re.match(r"\+*gmm\.(\w+)[.=]", override)
+        if system is None or system[1] in choices.gmms:
+            continue
+        without = compose.settings(run, [each for each in overrides if each != override]).gmm
+        if all(without.get(name) == config.gmm[name] for name in choices.gmms):
+            raise SettingsError(
+                f"{override} has no effect, as GMMS='{' '.join(choices.gmms)}' does not train "
+                f"{system[1]}; name it in GMMS, or leave it out"
+            )
+
+
 def check_lists(choices: Choices, config: Config) -> None:
     """Check that the settings name the models that RESCORE, BIGRAM and PRONPROBS need.
 
@@ -260,7 +280,14 @@ def check_lists(choices: Choices, config: Config) -> None:
     if choices.rescore and config.lm.big is None:
         raise SettingsError(
             f"RESCORE names {choices.rescore[0]}, but lm.big is null: there is no larger language "
-            "model to rescore with; set lm=fourgram, or leave RESCORE out"
+            "model to rescore with; set "
+            + ("lang=sentences " if config.lang.grammar.kind is GrammarKind.loop else "")
+            + "lm=fourgram, or leave RESCORE out"
+        )
+    if choices.rescore and config.lang.grammar.kind is GrammarKind.loop:
+        raise SettingsError(
+            f"RESCORE names {choices.rescore[0]}, but lang.grammar.kind is loop: the graph has no "
+            "n-gram model for a larger one to replace; set lang=sentences, or leave RESCORE out"
         )
     if choices.rescore and config.decode.nbest == 0:
         raise SettingsError(
@@ -276,6 +303,21 @@ def check_lists(choices: Choices, config: Config) -> None:
         raise SettingsError(
             f"PRONPROBS names {choices.pronprobs[0]}, but lang.pronprobs is null; set its counts "
             "as in conf/lang/words.yaml, or leave PRONPROBS out"
+        )
+
+
+def check_language_model(choices: Choices, config: Config, overrides: list[str]) -> None:
+    """Check that a language model that is chosen by name is used.
+
+    Raises:
+        SettingsError: if no graph has one.
+    """
+    chosen = [override for override in overrides if override.startswith("lm=")]
+    is_loop = config.lang.grammar.kind is GrammarKind.loop
+    if chosen and is_loop and not choices.bigram and not choices.rescore:
+        raise SettingsError(
+            f"{chosen[-1]} has no effect, as lang.grammar.kind is loop, a graph of all words in "
+            "any order; set lang=sentences, whose graph has the language model"
         )
 
 

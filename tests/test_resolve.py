@@ -48,6 +48,10 @@ from scripts.resolve import resolve
         ("optim=null", "^optim=null, but optim takes the name of a file of conf/optim$"),
         ("optim.phases={until:1,minibatch_frames:256}", r"write it whole: optim\.phases=\["),
         ("optim.phases.0.until=1", r"optim\.phases is a list"),
+        (
+            "optim.phases.until=0.1",
+            r"until=0\.1': the setting optim\.phases is a list",
+        ),
         ("model.dnn.rank=128", r"model\.dnn\.rank is 128; it must lie in \[1, 127\]"),
         ("optim.hold_epochs=-5", "hold_epochs is -5"),
         ("optim.newbob_gain=5", "newbob_gain is 5"),
@@ -58,6 +62,54 @@ from scripts.resolve import resolve
 def test_a_bad_override_is_refused(override, message):
     with pytest.raises(SettingsError, match=message):
         settings("dnn", [override])
+
+
+@pytest.mark.parametrize(
+    "run, override, message",
+    [
+        ("gtc", "comm.gtc.adaptive.density=0.01", r"given, but comm\.gtc\.adaptive is null in the"),
+        ("lstm", "model.dnn.width=64", r"^model\.dnn\.width is given, but model\.dnn is null"),
+        ("bmuf_gtc", "comm.group_sise=4", r"did you mean comm\.group_size\?"),
+        (
+            "gtc",
+            "comm.group_size=4",
+            "chosen here do not have it; choose one of conf/comm",
+        ),
+    ],
+)
+def test_what_is_refused_is_said_of_the_files_of_the_run(run, override, message):
+    with pytest.raises(SettingsError, match=message):
+        settings(run, [override])
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (["RESCORE=dnn"], "set lang=sentences lm=fourgram, or leave RESCORE out"),
+        (["RESCORE=dnn", "lm=fourgram", "decode=large"], r"but lang\.grammar\.kind is loop"),
+        (["lm=trigram"], r"^lm=trigram has no effect, as lang\.grammar\.kind is loop"),
+        (["gmm.tri.gaussians=5000"], "^gmm.tri.gaussians=5000 has no effect, as GMMS='mono sat' d"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused_before_any_stage(tmp_path, given, message):
+    def resolved(*more):
+        names = [each for each in more if re.match("[A-Z]+=", each)]
+        others = [each for each in more if each not in names]
+        resolve(
+            str(tmp_path),
+            "dnn",
+            "NETS=dnn",
+            "GMMS=mono sat",
+            *names,
+            "gmm=sat",
+            "recipe=digits",
+            *others,
+        )
+
+    with pytest.raises(SettingsError, match=message):
+        resolved(*given)
+    resolved("gmm.tri.tree.leaves=200")  # counts: sat has it by reference
+    resolved("RESCORE=dnn", "lang=sentences", "lm=fourgram", "decode=large")
 
 
 @pytest.mark.parametrize("key", ["lda.lda.mllt_passes", "sat.fmllr.passes"])
@@ -195,8 +247,8 @@ def test_adagrad_of_a_single_worker_is_refused_before_any_stage_where_several_sh
     [
         ("lang.lexicon.source=file lang.lexicon.file={}", "lang.lexicon.file"),
         ("lang.grammar.kind=arpa lang.grammar.file={}", "lang.grammar.file"),
-        ("lm=arpa lm.small.file={} lm.big=null", "lm.small.file"),
-        ("lm=fourgram lm.text=[{}]", "lm.text"),
+        ("lang=sentences lm=arpa lm.small.file={} lm.big=null", "lm.small.file"),
+        ("lang=sentences lm=fourgram lm.text=[{}]", "lm.text"),
         ("score.normaliser.kind=english score.normaliser.mapping={}", "score.normaliser.mapping"),
     ],
 )
@@ -812,7 +864,7 @@ def test_what_is_said_on_the_command_line_counts_on_a_finished_folder(
         (["SCALES=nosuch"], "SCALES names 'nosuch'.*known: dnn"),
         (["RUNS=gtc sgd", "SCALES=gt"], "SCALES names 'gt'.*did you mean 'gtc'"),
         (["RESCORE=dn"], "RESCORE names 'dn'.*did you mean 'dnn'"),
-        (["RESCORE=dnn"], "RESCORE names dnn, but lm.big is null.*set lm=fourgram"),
+        (["RESCORE=dnn"], "RESCORE names dnn, but lm.big is null.*set lang=sentences lm=fourgram"),
         (["BIGRAM=dnn"], "BIGRAM names dnn, but lm.bigram.text is empty.*set lm.text"),
         (["EPOCHS=dnn"], "EPOCHS names 'dnn'; it takes RUN/epochs/N"),
         (["EPOCHS=dn/epochs/2"], "EPOCHS names 'dn'.*did you mean 'dnn'"),

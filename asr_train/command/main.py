@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import importlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from typing import NoReturn
 
-from asr_train.jobs import cause, print_any_text
+from asr_train.jobs import WITHOUT_MAKE, cause, print_any_text, without_make
 from asr_train.places import ROOT
 
 COMMANDS = {
@@ -87,21 +86,15 @@ def _run(name: str, arguments: list[str]) -> int:
         if isinstance(error, FileNotFoundError) and error.filename is not None:
             complain(name, f"{error.filename} is missing")
         else:
-            complain(name, _without_make(cause(error, "the output")))
+            complain(name, without_make(cause(error, "the output")))
         return 1
-
-
-def _without_make(message: str) -> str:
-    """Return what to do where no make and no work folder is used."""
-    message = message.replace(", or choose another work folder with W=", "")
-    message = message.replace("with DEBUG=1 make shows", "DEBUG=1 shows")
-    return re.sub(r"run make again\b(?!,)", "try again", message)
 
 
 def script(name: str, *arguments: str) -> int:
     """Run a script of scripts/ in a process of its own; return its exit code."""
     path = os.path.join(ROOT, "scripts", f"{name}.py")
-    return subprocess.run([sys.executable, path, *arguments], check=False).returncode
+    env = {**os.environ, WITHOUT_MAKE: "1"}
+    return subprocess.run([sys.executable, path, *arguments], check=False, env=env).returncode
 
 
 def on_terminal(what: str) -> str:

@@ -24,6 +24,7 @@ example:
 
 import argparse
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -37,7 +38,7 @@ from asr_train.cost.papers import read_paper
 from asr_train.cost.plan import logged_parameters
 from asr_train.facts import Traffic
 from asr_train.files import replacing, write_json, write_text
-from asr_train.places import ROOT
+from asr_train.places import IS_CHECKOUT, ROOT
 from asr_train.provenance import commit, machine
 from asr_train.schema import ModelSettings, build, unknown_key
 
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     about = {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
-        "command": "make plan " + " ".join(f"{k.upper()}={v}" for k, v in given.items() if v),
+        "command": call(given),
         "machine": machine(),
     }
     text = markdown(request, cluster, found, taus, given) + "\n" + made(about)
@@ -94,6 +95,14 @@ def run(options: argparse.Namespace) -> int:
     print(text)
     print(f"written: {folder / 'plan.md'}, plan.json, plan.png")
     return 0
+
+
+def call(given: Mapping[str, str]) -> str:
+    """Return the command that makes the same plan: of make in a checkout, else of the package."""
+    said = {key: value for key, value in given.items() if value}
+    if IS_CHECKOUT:
+        return shlex.join(["make", "plan", *(f"{key.upper()}={said[key]}" for key in said)])
+    return shlex.join(["asr-train", "plan", *(f"{key}={said[key]}" for key in said)])
 
 
 def parsed(arguments: Sequence[str]) -> dict[str, str]:

@@ -26,7 +26,8 @@ PATHS = (  # count from here
     *("LM_SMALL", "LM_BIG"),
 )
 LISTS = ("MORE", "TEST_DIRS", "TEXT")
-APART = ("SIZE=", "SCALE=", "CORPUS=")  # results of others are in other folders
+APART = ("SIZE", "SCALE", "CORPUS")  # results of others are in other folders
+_SAID_APART = tuple(f"{name}=" for name in APART)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,20 +44,31 @@ def run(options: argparse.Namespace) -> int:
     check_known("NAME", options.name, known, "is no recipe")
     if (make := shutil.which("make")) is None:
         raise ValueError("make is not installed; install it (Debian: apt-get install make)")
-    given = [_from_here(each) for each in options.make]
+    named = {each.partition("=")[0] for each in options.make}
+    inherited = [name for name in (*PATHS, *LISTS, *APART) if os.environ.get(name)]
+    of_environment = [f"{name}={os.environ[name]}" for name in inherited if name not in named]
+    given = [_from_here(each) for each in [*options.make, *of_environment]]
     said = dict(each.split("=", 1) for each in given if "=" in each)
     if "W" not in said:
-        apart = [each.partition("=")[2] for each in given if each.startswith(APART)]
+        apart = [each.partition("=")[2] for each in given if each.startswith(_SAID_APART)]
         given.append(f"W={Path.cwd() / '-'.join([options.name, 'work', *apart])}")
+        _check_spaces("this folder is", Path.cwd(), "call it in another, or with W=path")
+    _check_spaces("the package is in", Path(ROOT), "install it in another environment")
     corpus = said.get("CORPUS", options.name)
     fetched, makefile = Path("data", corpus).absolute(), folder / corpus / "Makefile"
-    takes = makefile.is_file() and "CORPUS_DIR" in makefile.read_text()  # others synthesise
-    if takes and fetched.is_dir() and "CORPUS_DIR" not in said:
+    lines = makefile.read_text() if makefile.is_file() else ""
+    takes = "CORPUS_DIR" in lines and fetched.is_dir()  # others synthesise
+    if "CORPUS_DIR" not in said and (takes or f"CORPUS_DIR ?= data/{corpus}\n" in lines):
         given.append(f"CORPUS_DIR={fetched}")
     command = [make, "--no-print-directory", "-C", str(folder / options.name)]
     env = {**os.environ, "ASR_CALL": "asr-train recipe"}  # in the commands that are printed
     words = [*command, f"PY={sys.executable}", *given]
     return subprocess.run(words, check=False, env=env).returncode
+
+
+def _check_spaces(what: str, path: Path, remedy: str) -> None:
+    if " " in str(path):
+        raise ValueError(f"{what} {path}, and make cannot use a path with a space; {remedy}")
 
 
 def _from_here(argument: str) -> str:

@@ -14,6 +14,7 @@ import soundfile
 from spoken import RATE, said
 
 from asr_train.command.main import main
+from asr_train.command.plan import call
 from asr_train.files import read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -55,10 +56,14 @@ def test_check_prints_what_make_check_does(corpus, capsys):
     assert error.count("\n") == 1
 
 
-def test_plan_writes_where_it_is_told(tmp_path, capsys):
+def test_plan_writes_where_it_is_told(tmp_path, capsys, monkeypatch):
     given = "cluster=h200_10g", "workers=4", "blocks=5", "groups=2", "model=1M"
     assert run("plan", *given, f"out={tmp_path}") == 0
-    assert (tmp_path / "plan.md").exists()
+    known = (tmp_path / "plan.md").read_text()
+    assert "make plan CLUSTER=h200_10g MODEL=1M WORKERS=4 " in known
+    assert f"'OUT={tmp_path}/a b'" in call({"cluster": "", "out": f"{tmp_path}/a b"})
+    monkeypatch.setattr("asr_train.command.plan.IS_CHECKOUT", False)
+    assert call({"workers": "4", "out": "a b"}) == "asr-train plan workers=4 'out=a b'"
     assert run("plan", "mels=0") == 1
     assert "mels is '0'; it must be an integer, 1 or more" in capsys.readouterr().err
     assert run("plan", "cluter=x") == 1
@@ -94,17 +99,32 @@ def test_recipe_calls_make_with_a_folder_here(tmp_path, capfd, monkeypatch):
     assert "RUN is for `make bundle`; the networks to train are RUNS" in capfd.readouterr().err
 
 
-def test_every_size_scale_and_corpus_has_a_folder_of_its_own(monkeypatch):
+def test_every_size_scale_and_corpus_has_a_folder_of_its_own(tmp_path, capsys, monkeypatch):
     """As in a checkout: another one would train in the folder of the first, and replace it."""
     called = []
     done = subprocess.CompletedProcess([], 0)
     monkeypatch.setattr(subprocess, "run", lambda words, **_: called.append(words) or done)
     for given in ("digits", "SIZE=tiny"), ("strom2015", "SCALE=tiny", "CORPUS=digits"):
         assert run("recipe", *given) == 0
-    assert [words[-1].rpartition("/")[2] for words in called] == [
-        "digits-work-tiny",
-        "strom2015-work-tiny-digits",
+    monkeypatch.setenv("SIZE", "tiny")
+    monkeypatch.setenv("CORPUS_DIR", "corpus")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/fsdd").mkdir(parents=True)
+    assert run("recipe", "fsdd") == run("recipe", "fsdd", "SIZE=large", "W=w") == 0
+    folders = [next(w for w in words if w.startswith("W=")) for words in called]
+    assert [folder.rpartition("/")[2] for folder in folders] == [
+        *("digits-work-tiny", "strom2015-work-tiny-digits", "fsdd-work-tiny", "w"),
     ]
+    for words in called[2:]:
+        assert f"CORPUS_DIR={tmp_path}/corpus" in words
+    monkeypatch.delenv("CORPUS_DIR")
+    (tmp_path / "data/fsdd").rmdir()
+    assert run("recipe", "fsdd") == 0
+    assert f"CORPUS_DIR={tmp_path}/data/fsdd" in called[-1]  # it says what is missing there
+    (tmp_path / "a b").mkdir()
+    monkeypatch.chdir(tmp_path / "a b")
+    assert run("recipe", "fsdd") == 1
+    assert f"this folder is {tmp_path}/a b, and make cannot use" in capsys.readouterr().err
 
 
 def test_a_corpus_is_fetched_to_where_its_recipe_looks(tmp_path, capfd, monkeypatch):
@@ -122,7 +142,7 @@ def test_a_corpus_is_fetched_to_where_its_recipe_looks(tmp_path, capfd, monkeypa
     (tmp_path / "data/digits").mkdir()  # which that recipe does not read
     for given in ("fsdd",), ("strom2015", "CORPUS=fsdd"), ("fsdd", "CORPUS_DIR=x"), ("digits",):
         run("recipe", *given)
-    run("recipe", "librispeech", "W=w", "LM_BIG=4-gram.arpa.gz")
+    run("recipe", "librispeech", "W=w", "CORPUS_DIR=x", "LM_BIG=4-gram.arpa.gz")
     assert called.pop() == f"LM_BIG={tmp_path}/4-gram.arpa.gz"
     assert called[:2] == [f"CORPUS_DIR={tmp_path}/data/fsdd"] * 2
     assert not any("data" in word for word in called[2:])
