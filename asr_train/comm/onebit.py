@@ -24,7 +24,7 @@ from asr_train.comm.codec import Flags, Header, Kind
 from asr_train.comm.columns import Block, Layout
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.optimizer import Adagrad, Shape, Total, means
-from asr_train.comm.reducers import Gradient, Reducer, Sent, Step
+from asr_train.comm.reducers import Gradient, Reducer, Sent
 from asr_train.facts import HEADER_BYTES
 from asr_train.kernels import onebit
 from asr_train.kernels.onebit import OneBit
@@ -205,7 +205,7 @@ class OneBitSgd(Reducer):
     def begin_step(self, reading: int, frames: int) -> None:
         self.reading, self.frames = reading, frames
 
-    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Step | None:
+    def reduce(self, gradients: Iterable[Gradient], sent: dict[int, Sent]) -> Tensor | None:
         """Return the step of all; None if anything is not finite.
 
         If it `delays`, it is that of the last call: zeros at first.
@@ -234,9 +234,9 @@ class OneBitSgd(Reducer):
             self.residuals, self._kept = self._kept, self.residuals
         if self.delays and not is_plain:
             late_P, self.late_P = self.late_P, step_P
-            return Step(self._zeros() if late_P is None else late_P)
+            return self._zeros() if late_P is None else late_P
         late_P = self.take_late()
-        return Step(step_P if late_P is None else late_P.add_(step_P))
+        return step_P if late_P is None else late_P.add_(step_P)
 
     def take_late(self) -> Tensor | None:
         """Return the step that was not returned yet, float32 [P]; None: there is none."""

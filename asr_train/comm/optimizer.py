@@ -2,7 +2,7 @@
 
 A reducer returns a gradient, quanta that are still to be added up, or a step that its own optimizer
 has made already (Seide et al., 2014, section 2: the owner of a part applies AdaGrad and momentum
-before it quantizes again). Knows nothing of workers.
+before it quantizes again), to which no more is applied here. Knows nothing of workers.
 
 AdaGrad here is that of Seide et al. (2014, "On parallelizability ...", section 5):
     g' = g / (sigma / mean of sigma over g's matrix)
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from asr_train.comm.exchange import added
-from asr_train.comm.reducers import Shared, Step, Update
+from asr_train.comm.reducers import Shared, Update, dense
 from asr_train.schema import AdagradPlace, AdagradSettings
 
 LEAST_SIGMA = 1e-20  # of an element whose gradient was always zero; 0 / 0 otherwise
@@ -127,14 +127,10 @@ class Momentum:
         Args:
             rate: per frame, as gradients are sums over frames.
         """
-        if isinstance(update, Step):
-            weights_P.add_(update.step_P, alpha=-rate)
+        if isinstance(update, Shared) and self.velocity_P is None and self.adagrad is None:
+            update.descend(weights_P, rate)
             return
-        if isinstance(update, Shared):
-            if self.velocity_P is None and self.adagrad is None:
-                update.descend(weights_P, rate)
-                return
-            update = update.dense()
+        update = dense(update)
         place = None if self.adagrad is None else self.adagrad.settings.place
         if place is not AdagradPlace.smoothed:
             update = self._normalized(update)

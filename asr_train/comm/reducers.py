@@ -80,21 +80,12 @@ class Counts:
         decode.combine(weights_P, self.counts_P[None], [0], [], [], self.tau, rate, weights_P)
 
 
-@dataclass(slots=True)
-class Step:
-    """A group's step by the reducer's own optimizer, not yet multiplied by the rate."""
-
-    step_P: Tensor
-
-
 Shared = Quanta | Counts
-Update = Tensor | Shared | Step  # a Tensor is a gradient, float32 [P], the sum over the workers
+Update = Tensor | Shared  # a Tensor, float32 [P]: a gradient, or a reducer's own step
 
 
 def dense(update: Update) -> Tensor:
     """Return an update as a vector to subtract, not yet multiplied by the rate, float32 [P]."""
-    if isinstance(update, Step):
-        return update.step_P
     return update.dense() if isinstance(update, Shared) else update
 
 

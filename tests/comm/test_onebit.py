@@ -176,7 +176,7 @@ def test_double_buffering_is_a_loop_whose_updates_come_one_half_batch_late():
     for step in range(6):
         plain.step, half = step, weights_P.clone()
         plain.gradient = lambda w, s, half=half: half * (1 + w) + random_gradient(w, s)
-        step_P = plain.method.reduce(0, plain.gradients(range(3))).step_P
+        step_P = plain.method.reduce(0, plain.gradients(range(3)))
         weights_P.add_(waiting_P, alpha=-0.125)  # of the half before, while this one was computed
         waiting_P = step_P
         assert torch.equal(run.steps(1).weights()[0], weights_P)
