@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from asr_train.comm.exchange import Timed
+from asr_train.comm.ledger import Rate
 from asr_train.comm.links import FRAME_BYTES
-from asr_train.comm.peers import Message, Rate, Sender, Thresholds
+from asr_train.comm.peers import Message, Sender, Thresholds
 from asr_train.comm.reducers import Gradient, Reducer, Sent
 
 

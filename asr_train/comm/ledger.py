@@ -17,6 +17,8 @@ from torch import Tensor
 
 from asr_train.kernels import decode, threshold
 
+Rate = Callable[[int], float]  # step -> learning rate per frame, the same on all workers
+
 
 class Ledger:
     """Messages and bases of the open steps.
@@ -33,40 +35,35 @@ class Ledger:
         self._words: dict[int, dict[int, Tensor]] = {}  # by step and worker
         self._counts_NP = torch.zeros((0, size), device=device)  # of `_words`
         self._rows: dict[int, int] = {}  # of `_counts_NP`, by step
+        self._taus: dict[int, float] = {}  # by step
 
     def forget(self) -> None:
         """Forget all messages and bases."""
-        self._bases, self._words, self._rows = {}, {}, {}
+        self._bases, self._words, self._rows, self._taus = {}, {}, {}, {}
 
-    def begin(self, step: int, weights_P: Tensor) -> None:
-        """Take these weights as the only base."""
-        self._bases = {step: weights_P.clone()}
+    def begin(self, step: int, weights_P: Tensor, rate: Rate) -> None:
+        """Take these weights as the only base; a quantum of step n is worth tau(n) * rate(n)."""
+        self._bases, self._rate = {step: weights_P.clone()}, rate
 
     def base(self, step: int) -> Tensor:
         """Return the base that a step begins with: the weights by all messages of those before."""
         return self._bases[step]
 
-    def add(self, step: int, worker: int, words_K: Tensor) -> None:
-        """Keep and count a worker's message of a step, its only one."""
+    def add(self, step: int, worker: int, words_K: Tensor, tau: float) -> None:
+        """Keep and count a worker's message of a step, its only one; tau is that of the step."""
         if step not in self._words:
+            self._taus[step] = tau
             self._words[step], self._rows[step] = {}, self._free_row()
             self._counts_NP[self._rows[step]].zero_()
         assert worker not in self._words[step]
         self._words[step][worker] = words_K
         threshold.decode(words_K, self._counts_NP[self._rows[step]])
 
-    def weights(
-        self,
-        step: int,
-        known: Mapping[int, Collection[int]],
-        worth: Callable[[int], tuple[float, float]],
-        out_P: Tensor,
-    ) -> None:
+    def weights(self, step: int, known: Mapping[int, Collection[int]], out_P: Tensor) -> None:
         """Write the base of a step, moved by messages of it and of later steps.
 
         Args:
             known: the workers whose messages count, by step.
-            worth: step -> threshold and learning rate of its quanta.
         """
         base_P = self._bases[step]
         sums: dict[tuple[float, float], tuple[list[int], list[Tensor], list[Tensor]]] = {}
@@ -74,7 +71,8 @@ class Ledger:
             if not workers:
                 continue
             words = self._words[number]
-            rows, plus, minus = sums.setdefault(worth(number), ([], [], []))
+            worth = self._taus[number], self._rate(number)
+            rows, plus, minus = sums.setdefault(worth, ([], [], []))
             lacking = [words_K for worker, words_K in words.items() if worker not in workers]
             if 2 * len(lacking) < len(words):
                 rows.append(self._rows[number])
@@ -87,25 +85,20 @@ class Ledger:
         if base_P is not out_P:
             out_P.copy_(base_P)
 
-    def close(self, step: int, tau: float, rate: float) -> None:
+    def close(self, step: int) -> None:
         """Make the next step's base from all messages of this one, which are all here."""
-        after_P = torch.empty_like(self.spare_P)
-        rows = [self._rows[step]]
-        decode.combine(self._bases[step], self._counts_NP, rows, [], [], tau, rate, after_P)
-        self._bases[step + 1] = after_P
+        self._bases[step + 1] = torch.empty_like(self.spare_P)
+        self.weights(step, {step: self._words[step]}, self._bases[step + 1])
 
     def drop(self, before: int) -> None:
         """Forget the messages and bases of all steps before this one."""
-        for kept in (self._bases, self._words, self._rows):
+        for kept in (self._bases, self._words, self._rows, self._taus):
             for old in [step for step in kept if step < before]:
                 del kept[old]
 
     def _free_row(self) -> int:
-        """Return a row that no step uses; add rows if there is none."""
-        used = set(self._rows.values())
-        free = next((row for row in range(len(self._counts_NP)) if row not in used), None)
-        if free is None:
-            free = len(self._counts_NP)
-            more_NP = self.spare_P.new_zeros((1, len(self.spare_P)))
-            self._counts_NP = torch.cat([self._counts_NP, more_NP])
+        """Return a row that no step uses; add one if there is none."""
+        free = min(set(range(len(self._rows) + 1)) - set(self._rows.values()))
+        if free == len(self._counts_NP):
+            self._counts_NP = torch.cat([self._counts_NP, torch.zeros_like(self.spare_P)[None]])
         return free

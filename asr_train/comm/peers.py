@@ -19,7 +19,7 @@ Knows nothing of time or transport. Plain SGD only: momentum would depend on the
 """
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,11 +30,9 @@ from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.codec import Flags, Header, Kind, MessageError
 from asr_train.comm.gtc import adapted
-from asr_train.comm.ledger import Ledger
+from asr_train.comm.ledger import Ledger, Rate
 from asr_train.comm.reducers import Gradient
 from asr_train.kernels import threshold
-
-Rate = Callable[[int], float]  # step -> learning rate per frame, the same on all workers
 
 
 class Thresholds:
@@ -188,9 +186,8 @@ class Peer(Sender):
             self._inboxes = [Inbox(step) for _ in range(self.workers)]
             self.base_step = step
         assert self.base_step == step, "begin before a drain"
-        self.ledger.begin(step, weights_P)
+        self.ledger.begin(step, weights_P, rate)
         self.thresholds.begin(step)
-        self._rate = rate
 
     # --- what this worker knows -------------------------------------------------------------------
 
@@ -217,11 +214,7 @@ class Peer(Sender):
         """Write the weights that its next step begins with, float32 [P]."""
         last = self.number + self.staleness
         known = {step: headers for step, headers in self._open.items() if step < last}
-
-        def worth(step: int) -> tuple[float, float]:
-            return next(iter(self._open[step].values())).tau, self._rate(step)
-
-        self.ledger.weights(self.base_step, known, worth, out_P)
+        self.ledger.weights(self.base_step, known, out_P)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -233,17 +226,7 @@ class Peer(Sender):
                 that the sender cannot have reached; raised before its elements are decoded.
         """
         (header,) = codec.read_headers([message_B])
-        if header.worker != sender:
-            raise MessageError(
-                f"worker {self.worker} got a message of worker {header.worker} from worker "
-                f"{sender}, which may send only its own; were all started with the same settings?"
-            )
-        found, wanted = (header.workers, header.size), (self.workers, self.size)
-        if found != wanted:
-            raise MessageError(
-                f"worker {self.worker} got a message of worker {header.worker} with (workers, "
-                f"parameters) {found}, not {wanted}; were all started with the same settings?"
-            )
+        codec.check_due(header, worker=sender, workers=self.workers, size=self.size)
         # A worker that begins step m has all messages of steps before m - S, this worker's, too
         if header.step > self.number + self.staleness:
             raise MessageError(
@@ -264,24 +247,19 @@ class Peer(Sender):
         header = message.header
         if not self._inboxes[header.worker].take(header.step):
             return False
-        self.ledger.add(header.step, header.worker, message.words_K)
-        self._open.setdefault(header.step, {})[header.worker] = header
+        headers = self._open.setdefault(header.step, {})
+        tau = next(iter(headers.values()), header).tau
+        codec.check_due(header, step=header.step, worker=header.worker, tau=tau)
+        self.ledger.add(header.step, header.worker, message.words_K, tau)
+        headers[header.worker] = header
         while len(self._open.get(self.base_step, ())) == self.workers:
-            self._close(self.base_step, self._open.pop(self.base_step))
+            # With the result of synchronous GTC
+            complete = self._open.pop(self.base_step)
+            self.ledger.close(self.base_step)
+            self.thresholds.close(density(complete.values(), self.size))
             self.base_step += 1
             self.ledger.drop(self.base_step)
         return True
-
-    def _close(self, step: int, headers: dict[int, Header]) -> None:
-        """Move the base by a complete step, with the result of synchronous GTC."""
-        taus = [headers[worker].tau for worker in sorted(headers)]
-        if len(set(taus)) > 1:
-            raise MessageError(
-                f"the workers' messages of step {step} have the thresholds {taus}, which must be "
-                "the same; were all started from the same checkpoint and settings?"
-            )
-        self.ledger.close(step, taus[0], self._rate(step))
-        self.thresholds.close(density(headers.values(), self.size))
 
 
 def density(headers: Collection[Header], size: int) -> float:

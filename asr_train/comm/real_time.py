@@ -12,8 +12,9 @@ from torch import Tensor
 from asr_train.comm import codec
 from asr_train.comm.async_workers import AsyncWorkers, GradientSource
 from asr_train.comm.exchange import ExchangeError
+from asr_train.comm.ledger import Rate
 from asr_train.comm.links import Links
-from asr_train.comm.peers import Peer, Rate
+from asr_train.comm.peers import Peer
 
 
 class RealTime(AsyncWorkers):

@@ -20,7 +20,8 @@ from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.async_workers import AsyncWorkers, GradientSource
 from asr_train.comm.codec import Flags, Header
-from asr_train.comm.peers import Rate, Sender, Thresholds, density
+from asr_train.comm.ledger import Rate
+from asr_train.comm.peers import Sender, Thresholds, density
 from asr_train.comm.reducers import Gradient
 from asr_train.facts import HEADER_BYTES
 
@@ -81,9 +82,9 @@ class VirtualTime(AsyncWorkers):
         self, weights_P: Tensor, first: int, steps: int, rate: Rate, learner: GradientSource
     ) -> None:
         self._ledger.forget()
-        self._ledger.begin(first, weights_P)
+        self._ledger.begin(first, weights_P, rate)
         self.thresholds.begin(first)
-        self._rate, self._learner = rate, learner
+        self._learner = learner
         self._late: set[int] = set()  # workers whose gradients are outstanding
         self._first, self._stop = first, first + steps
         self._open: dict[int, OpenStep] = {}
@@ -128,7 +129,7 @@ class VirtualTime(AsyncWorkers):
                 for number in range(base, step + self._staleness)
                 if number in self._open
             }
-            self._ledger.weights(base, known, self._worth, out_P)
+            self._ledger.weights(base, known, out_P)
 
         if step not in self._open:
             self._open[step] = OpenStep(len(self.peers))
@@ -167,13 +168,13 @@ class VirtualTime(AsyncWorkers):
         self._idle_since[worker] = self.leads[worker].now = self.now
         opened = self._open[step]
         # Only now, so that most workers have most of what the ledger has counted
-        self._ledger.add(step, worker, opened.unsent.pop(worker))
+        header = opened.headers[worker]
+        self._ledger.add(step, worker, opened.unsent.pop(worker), header.tau)
         arrival_W = self.now + self.settings.delay_seconds * self._delays[worker]
         arrival_W[worker] = self.now
         opened.arrival_WW[worker] = arrival_W
         opened.to_send -= 1
-        not_finite = opened.headers[worker].flags & Flags.not_finite
-        self._learner.finished(worker, step, not not_finite)
+        self._learner.finished(worker, step, not header.flags & Flags.not_finite)
         if not opened.to_send:
             self._close(step)
 
@@ -185,7 +186,7 @@ class VirtualTime(AsyncWorkers):
             before_W = self._open[step - 1].complete_W
             assert before_W is not None
             opened.complete_W = np.maximum(opened.complete_W, before_W)
-        self._ledger.close(step, *self._worth(step))
+        self._ledger.close(step)
         self.thresholds.close(density(opened.headers.values(), len(self._ledger.spare_P)))
         for worker in opened.waiting:
             self._post(max(self.now, opened.complete_W[worker]), worker)
@@ -200,10 +201,6 @@ class VirtualTime(AsyncWorkers):
         while step in self._open and self._open[step].is_complete(worker, self.now):
             step += 1
         return step
-
-    def _worth(self, step: int) -> tuple[float, float]:
-        """Return the threshold and the rate of a step's quanta."""
-        return next(iter(self._open[step].headers.values())).tau, self._rate(step)
 
     def _post(self, time: float, worker: int) -> None:
         """See to a worker at a time; at equal times, in the order of posting."""
@@ -222,7 +219,7 @@ class VirtualTime(AsyncWorkers):
         for worker in self.peers:
             self._end_wait(worker)
         weights_P.copy_(self._ledger.base(self._stop))
-        del self._rate, self._learner
+        del self._learner
 
     def counted(self) -> Any:
         return super().counted(), self.now

@@ -16,18 +16,18 @@ def words(worker, step):
     return threshold.compress(grad_P, torch.zeros(SIZE), 0.01, torch.empty(SIZE)).words_K
 
 
-def read(steps):
+def read(steps, worth=lambda step: (TAU, RATE)):
     ledger = Ledger(SIZE, CPU)
-    ledger.begin(0, BEGIN_P)
+    ledger.begin(0, BEGIN_P, lambda step: worth(step)[1])
     for step in range(steps):
         for worker in range(WORKERS):
-            ledger.add(step, worker, words(worker, step))
+            ledger.add(step, worker, words(worker, step), worth(step)[0])
     return ledger
 
 
-def weights(ledger, step, known, worth=lambda step: (TAU, RATE)):
+def weights(ledger, step, known):
     out_P = torch.empty(SIZE)
-    ledger.weights(step, known, worth, out_P)
+    ledger.weights(step, known, out_P)
     return out_P
 
 
@@ -52,7 +52,7 @@ def test_steps_of_another_rate_or_threshold_have_sums_of_their_own():
     wanted_P = BEGIN_P
     for steps, worth in (((0, 2), (TAU, RATE)), ((1,), (TAU, 0.2)), ((3,), (0.5, 0.2))):
         wanted_P = moved(wanted_P, {step: known[step] for step in steps}, *worth)
-    assert torch.equal(weights(read(4), 0, known, worths.__getitem__), wanted_P)
+    assert torch.equal(weights(read(4, worths.__getitem__), 0, known), wanted_P)
 
 
 def test_no_message_leaves_the_base():
@@ -62,7 +62,7 @@ def test_no_message_leaves_the_base():
 
 def test_a_complete_step_is_the_next_ones_base():
     ledger = read(2)
-    ledger.close(0, TAU, RATE)
+    ledger.close(0)
     assert torch.equal(ledger.base(0), BEGIN_P)
     first_P = moved(BEGIN_P, {0: range(WORKERS)})
     assert torch.equal(ledger.base(1), first_P)
@@ -75,8 +75,8 @@ def test_memory_does_not_grow_with_the_steps():
     wanted_P = BEGIN_P
     for step in range(8):
         for worker in range(WORKERS):
-            ledger.add(step, worker, words(worker, step))
-        ledger.close(step, TAU, RATE)
+            ledger.add(step, worker, words(worker, step), TAU)
+        ledger.close(step)
         wanted_P = moved(wanted_P, {step: range(WORKERS)})
         ledger.drop(step)
         assert torch.equal(ledger.base(step + 1), wanted_P)
@@ -87,8 +87,8 @@ def test_memory_does_not_grow_with_the_steps():
 def test_steps_that_are_taken_anew_count_their_own_messages():
     ledger = read(1)
     ledger.forget()
-    ledger.begin(0, BEGIN_P)
-    ledger.add(0, 2, words(2, 1))
+    ledger.begin(0, BEGIN_P, lambda step: RATE)
+    ledger.add(0, 2, words(2, 1), TAU)
     wanted_P = BEGIN_P.clone()
     decode.update([words(2, 1)], TAU, RATE, wanted_P)
     assert torch.equal(weights(ledger, 0, {0: {2}}), wanted_P)
