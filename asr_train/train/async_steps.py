@@ -16,7 +16,7 @@ from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
 from asr_train.shards.batch import Batch
 from asr_train.train.feed import Feed, when
-from asr_train.train.log import WorkerTotals
+from asr_train.train.log import Totals
 from asr_train.train.state import Interval, Learned, RunState
 from asr_train.train.step import Result, computed, one_gradient, seed_of, several_gradients, skip
 from asr_train.train.totals import take
@@ -32,7 +32,7 @@ def run_ahead(
     advance: Callable[[int], None],
     most: int,
     rate: tuple[float, int] | None = None,
-) -> dict[int, list[WorkerTotals]]:
+) -> dict[int, list[Totals]]:
     """Take steps with asynchronous workers, `most` of them, or up to a checkpoint.
 
     All models are identical then, and in `state`.
@@ -89,7 +89,7 @@ class AsyncSteps:
         stop: int,
         advance: Callable[[int], None],
     ) -> None:
-        self.rows: dict[int, dict[int, WorkerTotals]] = {}
+        self.rows: dict[int, dict[int, Totals]] = {}
         self._model, self._feed, self._state, self._optim = model, feed, state, optim
         self._stop, self._advance = stop, advance
         self.most = 0

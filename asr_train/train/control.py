@@ -251,7 +251,7 @@ class Controllers:
                     self._model, trial, state, self._optim, lambda frames: None, most, rate
                 )
                 for totals in (one for row in rows.values() for one in row):
-                    learned.add(totals.counts)
+                    learned.add(totals.interval)
                 taken += state.progress.step - before
             state.settle()
             for counts in state.since_log.values():

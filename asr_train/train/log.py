@@ -141,23 +141,12 @@ class NoLog(AbstractContextManager["NoLog"]):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerTotals:
-    """What one worker did in some steps, and what it owes after them."""
-
-    counts: Interval
-    sent: Sent
-    threshold: float
-    squares: float  # of its residual
-    lead: Staleness
-
-
-@dataclass(frozen=True, slots=True)
 class Totals:
-    """What all workers did in some steps.
+    """What one worker, or all of them, did in some steps, and what they owe after these.
 
     Attributes:
-        interval: steps and seconds are of the process that writes the log; all else, including
-            `skipped`, is summed over workers.
+        interval: of all workers, steps and seconds are of the process that writes the log; all
+            else, including `skipped`, is summed.
         lead: None: workers are synchronous.
     """
 
@@ -165,7 +154,7 @@ class Totals:
     interval: Interval
     sent: Sent
     threshold: float = 0.0
-    squares: float = 0.0  # of all residuals
+    squares: float = 0.0  # of residuals
     lead: Staleness | None = None
 
 

@@ -43,16 +43,7 @@ from asr_train.train.identity import (
     identity,
     same_bits_every_time,
 )
-from asr_train.train.log import (
-    NoLog,
-    RunLog,
-    Totals,
-    WorkerTotals,
-    dev_row,
-    epoch_line,
-    say,
-    train_row,
-)
+from asr_train.train.log import NoLog, RunLog, Totals, dev_row, epoch_line, say, train_row
 from asr_train.train.objective import objective_of
 from asr_train.train.schedule import Schedule, warning
 from asr_train.train.state import Checkpoints, Interval, NotFiniteError, RunState, check_finite
@@ -187,7 +178,7 @@ def train(
         tell(warning(optim, len(method.groups[0]), is_bounded, method.halves))
         tell_once = functools.cache(tell)
 
-        def write_row(step: int, taken: Sequence[WorkerTotals] | None = None) -> None:
+        def write_row(step: int, taken: Sequence[Totals] | None = None) -> None:
             totals = gathered(state, taken)
             progress.frames += totals.interval.frames
             epoch_step = progress.epoch_step - (progress.step - step)

@@ -6,11 +6,11 @@ from typing import Any
 
 from asr_train.comm.async_workers import Staleness
 from asr_train.comm.reducers import Sent
-from asr_train.train.log import Totals, WorkerTotals
+from asr_train.train.log import Totals
 from asr_train.train.state import Interval, RunState
 
 
-def take(state: RunState, worker: int) -> WorkerTotals:
+def take(state: RunState, worker: int) -> Totals:
     """Return what a local worker did since the last call, and reset its counts."""
     state.settle()
     counts, state.since_log[worker] = state.since_log[worker], Interval()
@@ -19,17 +19,18 @@ def take(state: RunState, worker: int) -> WorkerTotals:
     counts.transfer_seconds += seconds["transfer"]
     tau, squares = state.method.measures(worker)
     ahead = state.method.ahead
-    lead = Staleness() if ahead is None else ahead.take_lead(worker)
-    return WorkerTotals(counts, state.method.take_sent(worker), tau, squares, lead)
+    lead = None if ahead is None else ahead.take_lead(worker)
+    return Totals(1, counts, state.method.take_sent(worker), tau, squares, lead)
 
 
-def _restored(row: Sequence[Any]) -> WorkerTotals:
+def _restored(row: Sequence[Any]) -> Totals:
     """Return totals that were plain data."""
-    counts, sent, threshold, squares, lead = row
-    return WorkerTotals(Interval(*counts), Sent(*sent), threshold, squares, Staleness(*lead))
+    workers, counts, sent, threshold, squares, lead = row
+    known = None if lead is None else Staleness(*lead)
+    return Totals(workers, Interval(*counts), Sent(*sent), threshold, squares, known)
 
 
-def gathered(state: RunState, taken: Sequence[WorkerTotals] | None = None) -> Totals:
+def gathered(state: RunState, taken: Sequence[Totals] | None = None) -> Totals:
     """Return what all workers did since the last row of the log.
 
     Args:
@@ -41,22 +42,18 @@ def gathered(state: RunState, taken: Sequence[WorkerTotals] | None = None) -> To
     everyone = exchange if stripes is None else stripes.everyone
     found = everyone.plain([astuple(one) for one in taken])
     rows = [_restored(row) for row in (found if stripes is None else stripes.ordered(found))]
-    lead, sent, here = Staleness(), Sent(), Interval()
+    lead = None if state.method.ahead is None else Staleness()
+    sent, here = Sent(), Interval()
     for one in taken:
-        here.add(one.counts)
+        here.add(one.interval)
     here.steps //= len(exchange.local)
     first = rows[: len(exchange)]  # in the order of workers; further stripes have equal counts
     for name in ("skipped", "frames", "loss", "correct"):
-        setattr(here, name, sum(getattr(row.counts, name) for row in first))
+        setattr(here, name, sum(getattr(row.interval, name) for row in first))
     for row in first:
-        lead.add(row.lead)
+        if lead is not None and row.lead is not None:
+            lead.add(row.lead)
     for row in rows:
         sent.add(row.sent)
-    return Totals(
-        len(exchange),
-        here,
-        sent,
-        rows[0].threshold,
-        sum(row.squares for row in rows),
-        lead if state.method.ahead is not None else None,
-    )
+    squares = sum(row.squares for row in rows)
+    return Totals(len(exchange), here, sent, rows[0].threshold, squares, lead)
