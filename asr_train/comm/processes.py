@@ -179,12 +179,9 @@ def open_exchange(workers: int | None, device: torch.device, timeout_seconds: fl
     """
     processes = started()
     workers = processes if workers is None else workers
-    if workers < processes:
-        raise too_few(processes, workers)
     if processes == 1:
         return Loopback(range(workers), device)
-    join(device, timeout_seconds)
-    check_started_alike(workers, 1, device)
+    join(workers, 1, device, timeout_seconds)
     hosts = [hosted(workers, p, processes) for p in range(processes)]
     return Processes(range(workers), hosts, device, timeout_seconds)
 
@@ -194,23 +191,25 @@ def started() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def too_few(processes: int, workers: int, stripes: int = 1) -> ValueError:
-    """Return the error of a run with fewer workers than places for them."""
-    cut = f", whose networks are cut into {stripes} stripes" if stripes > 1 else ""
-    return ValueError(
-        f"{processes} processes were started for {workers} workers{cut}; each process hosts at "
-        f"least one: start {workers * stripes}, or raise WORKERS"
-    )
-
-
-def join(device: torch.device, timeout_seconds: float) -> None:
+def join(workers: int, stripes: int, device: torch.device, timeout_seconds: float) -> None:
     """Join torch.distributed, by the environment variables of torchrun.
 
     Raises:
+        ValueError: if there are more processes than workers, or others for other workers.
         ExchangeError: if the others do not in time.
     """
-    if dist.is_initialized():
-        return
+    if workers * stripes < started():
+        cut = f", whose networks are cut into {stripes} stripes" if stripes > 1 else ""
+        raise ValueError(
+            f"{started()} processes were started for {workers} workers{cut}; each process hosts at "
+            f"least one: start {workers * stripes}, or raise WORKERS"
+        )
+    if not dist.is_initialized():
+        _find_each_other(device, timeout_seconds)
+    check_started_alike(workers, stripes, device)
+
+
+def _find_each_other(device: torch.device, timeout_seconds: float) -> None:
     timeout = timedelta(seconds=timeout_seconds)
     backend = "nccl" if device.type == "cuda" else "gloo"
     # torchrun keeps its store over restarts, and with it the addresses of processes that were

@@ -18,14 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from asr_train.comm.exchange import Exchange, hosted
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.processes import (
-    Processes,
-    check_started_alike,
-    join,
-    new_group,
-    started,
-    too_few,
-)
+from asr_train.comm.processes import Processes, join, new_group, started
 
 Item = TypeVar("Item")
 
@@ -104,8 +97,5 @@ def open_stripes(workers: int, count: int, device: torch.device, timeout_seconds
             f"{processes} processes were started, but comm.stripes is {count}: a worker's network "
             f"takes {count}; start a multiple of it, for example by make STRIPES={count}"
         )
-    if workers < processes // count:
-        raise too_few(processes, workers, count)
-    join(device, timeout_seconds)
-    check_started_alike(workers, count, device)
+    join(workers, count, device, timeout_seconds)
     return Stripes(workers, count, device, timeout_seconds)
