@@ -36,8 +36,7 @@ from asr_train.comm.bucket import Bucket
 from asr_train.comm.gtc import Gtc
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.method import ExchangeMethod
-from asr_train.comm.methods import build
-from asr_train.comm.methods.sgd import Sgd
+from asr_train.comm.methods import build, sgd
 from asr_train.comm.reducers import Gradient, Quanta, Sent
 from asr_train.compose import settings
 from asr_train.kernels import threshold
@@ -96,7 +95,7 @@ class Worker:
         if not ALONE:
             same_bits_every_time(torch.device(DEVICE), self.size * frames)
         exchange = Loopback(range(1), torch.device(DEVICE))
-        method: ExchangeMethod = Sgd(run.comm, exchange, self.size)
+        method: ExchangeMethod = sgd.build(run.comm, exchange, self.size)
         self.state = RunState.fresh(self.bucket, method, Schedule(run.optim), momentum=0.0)
         device = torch.device(DEVICE)
         self.state.captured = captured_for(self.model, device, CROSS_ENTROPY, is_cut=False)

@@ -35,8 +35,8 @@ def run(exchange_or_workers, name, steps=10, **changes):
 
 
 def test_every_named_method_has_a_module_and_a_case_here():
-    classes = {import_module(f"{methods.__name__}.{method.value}").METHOD for method in Method}
-    assert len(classes) == len(Method)
+    built = {import_module(f"{methods.__name__}.{method.value}").build for method in Method}
+    assert len(built) == len(Method)
     files = {path.stem for path in Path(methods.__file__).parent.glob("[!_]*.py")}
     assert files == {method.value for method in Method}
     assert {settings(name).method for name in SETTINGS} == set(Method)

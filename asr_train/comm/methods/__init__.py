@@ -1,4 +1,4 @@
-"""The methods: one file each, which ends in `METHOD`, its class; `facts.Method` is their table."""
+"""The methods: one file each, whose `build` makes one; `facts.Method` is their table."""
 
 from importlib import import_module
 
@@ -14,5 +14,5 @@ def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> Excha
         ValueError: if it cannot work with so many workers or parameters.
     """
     module = import_module(f"{__name__}.{settings.method.value}")
-    method: ExchangeMethod = module.METHOD(settings, exchange, size)
+    method: ExchangeMethod = module.build(settings, exchange, size)
     return method

@@ -13,14 +13,9 @@ from asr_train.comm.reducers import Alone, Dense
 WIRE = {schema.Wire.fp32: torch.float32, schema.Wire.bf16: torch.bfloat16}
 
 
-class Allreduce(ExchangeMethod):
+def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> ExchangeMethod:
     """A lone worker sends nothing, and its gradient is not rounded."""
-
-    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
-        assert settings.allreduce is not None
-        wire = WIRE[settings.allreduce.wire]
-        reducer = Alone() if len(exchange) == 1 else Dense(exchange, size, wire)
-        super().__init__(exchange, [exchange], [reducer])
-
-
-METHOD = Allreduce
+    assert settings.allreduce is not None
+    wire = WIRE[settings.allreduce.wire]
+    reducer = Alone() if len(exchange) == 1 else Dense(exchange, size, wire)
+    return ExchangeMethod(exchange, [exchange], [reducer])

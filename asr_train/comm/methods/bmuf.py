@@ -10,16 +10,11 @@ from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.reducers import Alone
 
 
-class Bmuf(ExchangeMethod):
+def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> ExchangeMethod:
     """One model per worker."""
-
-    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
-        groups = exchange.groups(1)
-        blocks = momentum_blocks(settings, exchange, group_size=1)
-        super().__init__(exchange, groups, [Alone() for _ in groups], blocks)
-
-
-METHOD = Bmuf
+    groups = exchange.groups(1)
+    blocks = momentum_blocks(settings, exchange, group_size=1)
+    return ExchangeMethod(exchange, groups, [Alone() for _ in groups], blocks)
 
 
 def momentum_blocks(

@@ -12,20 +12,15 @@ from asr_train.comm.methods.gtc import gtc_reducer
 from asr_train.comm.reducers import Reducer
 
 
-class BmufGtc(ExchangeMethod):
+def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> ExchangeMethod:
     """One model per group; raises SettingsError if the workers do not make whole groups."""
-
-    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
-        group_size = settings.group_of(len(exchange))
-        groups = exchange.groups(group_size)
-        reducers: list[Reducer] = []
-        for group in groups:
-            reducers.append(gtc_reducer(settings, group, size, reducers))
-        super().__init__(
-            exchange, groups, reducers, momentum_blocks(settings, exchange, group_size)
-        )
-        count = len(exchange) // group_size
-        self.notice = f"bmuf_gtc: {count} groups of {group_size}, one model each"
-
-
-METHOD = BmufGtc
+    group_size = settings.group_of(len(exchange))
+    groups = exchange.groups(group_size)
+    reducers: list[Reducer] = []
+    for group in groups:
+        reducers.append(gtc_reducer(settings, group, size, reducers))
+    blocks = momentum_blocks(settings, exchange, group_size)
+    method = ExchangeMethod(exchange, groups, reducers, blocks)
+    count = len(exchange) // group_size
+    method.notice = f"bmuf_gtc: {count} groups of {group_size}, one model each"
+    return method

@@ -12,14 +12,9 @@ from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.reducers import Alone, Reducer
 
 
-class GtcMethod(ExchangeMethod):
+def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> ExchangeMethod:
     """A lone worker uses its gradient as it is: plain SGD."""
-
-    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
-        super().__init__(exchange, [exchange], [gtc_reducer(settings, exchange, size)])
-
-
-METHOD = GtcMethod
+    return ExchangeMethod(exchange, [exchange], [gtc_reducer(settings, exchange, size)])
 
 
 def gtc_reducer(

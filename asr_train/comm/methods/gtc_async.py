@@ -17,19 +17,14 @@ from asr_train.comm.virtual_time import VirtualTime
 from asr_train.facts import HEADER_BYTES
 
 
-class GtcAsync(ExchangeMethod):
+def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> ExchangeMethod:
     """A lone worker is plain SGD. Raises ValueError if processes host several workers each."""
-
-    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
-        if len(exchange) == 1:
-            super().__init__(exchange, [exchange], [Alone()])
-            return
-        self.ahead = workers_of(settings, exchange, size)
-        super().__init__(exchange, [exchange], [self.ahead])
-        self.sent, self.seconds = self.ahead.sent, self.ahead.seconds
-
-
-METHOD = GtcAsync
+    if len(exchange) == 1:
+        return ExchangeMethod(exchange, [exchange], [Alone()])
+    ahead = workers_of(settings, exchange, size)
+    method = ExchangeMethod(exchange, [exchange], [ahead])
+    method.ahead, method.sent, method.seconds = ahead, ahead.sent, ahead.seconds
+    return method
 
 
 def workers_of(settings: schema.CommSettings, exchange: Exchange, size: int) -> AsyncWorkers:

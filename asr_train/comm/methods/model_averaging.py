@@ -4,24 +4,20 @@ from dataclasses import replace
 
 from asr_train import schema
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.methods.bmuf import Bmuf
+from asr_train.comm.method import ExchangeMethod
+from asr_train.comm.methods import bmuf
 
 
-class ModelAveraging(Bmuf):
+def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> ExchangeMethod:
     """BMUF without momentum, whose model is the mean."""
-
-    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
-        given = settings.model_averaging
-        assert given is not None  # as schema checks
-        bmuf = schema.BmufSettings(
-            block_steps=given.block_steps,
-            form=schema.BlockForm.classical,
-            zeta=1.0,
-            c=1.0,
-            eta=0.0,
-            velocity=given.velocity,
-        )
-        super().__init__(replace(settings, bmuf=bmuf), exchange, size)
-
-
-METHOD = ModelAveraging
+    given = settings.model_averaging
+    assert given is not None  # as schema checks
+    blocks = schema.BmufSettings(
+        block_steps=given.block_steps,
+        form=schema.BlockForm.classical,
+        zeta=1.0,
+        c=1.0,
+        eta=0.0,
+        velocity=given.velocity,
+    )
+    return bmuf.build(replace(settings, bmuf=blocks), exchange, size)

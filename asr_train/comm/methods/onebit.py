@@ -59,4 +59,4 @@ class OneBitMethod(ExchangeMethod):
             self.replicas[0].weights_P.add_(late_P, alpha=-self.owners.rate)
 
 
-METHOD = OneBitMethod
+build = OneBitMethod

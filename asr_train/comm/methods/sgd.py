@@ -6,16 +6,11 @@ from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.reducers import Alone
 
 
-class Sgd(ExchangeMethod):
+def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> ExchangeMethod:
     """Raises ValueError if there are several workers."""
-
-    def __init__(self, settings: schema.CommSettings, exchange: Exchange, size: int) -> None:
-        if len(exchange) != 1:
-            raise ValueError(
-                f"comm.method=sgd is for one worker, but there are {len(exchange)}; "
-                "start one, or choose another method"
-            )
-        super().__init__(exchange, [exchange], [Alone()])
-
-
-METHOD = Sgd
+    if len(exchange) != 1:
+        raise ValueError(
+            f"comm.method=sgd is for one worker, but there are {len(exchange)}; start one, or "
+            "choose another method"
+        )
+    return ExchangeMethod(exchange, [exchange], [Alone()])
