@@ -213,7 +213,7 @@ class OneBitSgd(Reducer):
         Raises:
             MessageError: if a message is damaged or not the one expected.
         """
-        is_plain = self.is_alone or self.reading == 1
+        is_plain = self.reading == 1  # as where a worker is alone
         if self.is_alone:
             totals = self._own(gradients)
         elif is_plain:
@@ -288,8 +288,7 @@ class OneBitSgd(Reducer):
         self, gradients: Iterable[Gradient], sent: dict[int, Sent]
     ) -> dict[int, Tensor] | None:
         """Return the local owners' sums of what all workers sent them."""
-        first = self.exchange.members[0]
-        messages, is_sound = [], True
+        first, messages = self.exchange.members[0], []
         direct = None
         if self._is_direct:
             direct = onebit.Sum(self.layout.matrices, self.size, self.exchange.device)
@@ -314,15 +313,14 @@ class OneBitSgd(Reducer):
         totals = {}
         with self.exchange.timed("compress"):
             for (worker, owner), mine in zip(self.owners.items(), received, strict=True):
-                place = worker - first
-                headers, payloads = self._read(mine, TO_OWNER, [place] * len(self.exchange))
-                is_sound &= not any(header.flags & Flags.not_finite for header in headers)
+                payloads = self._read(mine, TO_OWNER, [worker - first] * len(self.exchange))
+                if payloads is None:
+                    return None
                 sources = [columns.read(payload_B, owner.blocks) for payload_B in payloads]
-                total = torch.empty(owner.size, device=self.exchange.device)
+                totals[worker] = torch.empty(owner.size, device=self.exchange.device)
                 for number, block in enumerate(owner.blocks):
-                    onebit.add_up([source[number] for source in sources], block.of(total))
-                totals[worker] = total
-        return totals if is_sound else None
+                    onebit.add_up([one[number] for one in sources], block.of(totals[worker]))
+        return totals
 
     def _count(self, sent: Sent, place: int) -> None:
         """Count a message about the part of the worker at `place`."""
@@ -381,10 +379,8 @@ class OneBitSgd(Reducer):
                 return self._joined(sound) if len(sound) == len(parts) else None
         received = self.exchange.gather(messages, HEADER_BYTES + max(self.lengths))
         with self.exchange.timed("compress"):
-            headers, payloads = self._read(received, FROM_OWNER, range(len(self.exchange)))
-            if any(header.flags & Flags.not_finite for header in headers):
-                return None
-            return self._whole(map(columns.read, payloads, self.parts))
+            payloads = self._read(received, FROM_OWNER, range(len(self.exchange)))
+            return None if payloads is None else self._whole(payloads)
 
     def _optimized(self, totals: dict[int, Tensor], sent: dict[int, Sent]) -> dict[int, Tensor]:
         """Return the local owners' steps: after AdaGrad and momentum, in either order."""
@@ -435,18 +431,16 @@ class OneBitSgd(Reducer):
                 self.layout.cut(step_P, block).copy_(block.of(part))
         return step_P
 
-    def _whole(self, sources: Iterable[Sequence[OneBit]]) -> Tensor:
+    def _whole(self, payloads: Iterable[Tensor]) -> Tensor:
         """Return what all owners sent as one vector, float32 [P]."""
         step_P = torch.empty(self.size, device=self.exchange.device)
         found: list[list[OneBit]] = [[] for _ in self.layout.matrices]
-        for blocks, source in zip(self.parts, sources, strict=True):
-            for block, quantised in zip(blocks, source, strict=True):
+        for blocks, payload_B in zip(self.parts, payloads, strict=True):
+            for block, quantised in zip(blocks, columns.read(payload_B, blocks), strict=True):
                 found[block.matrix].append(quantised)
         for number, cut in enumerate(found):
-            whole = OneBit(
-                torch.cat([q.bits_RB for q in cut], 1), torch.cat([q.means_2C for q in cut], 1)
-            )
-            onebit.add_up([whole], self.layout.of(step_P, number))
+            bits_RB, means_2C = (torch.cat(some, 1) for some in zip(*cut, strict=True))
+            onebit.add_up([OneBit(bits_RB, means_2C)], self.layout.of(step_P, number))
         return step_P
 
     # --- messages ---------------------------------------------------------------------------------
@@ -483,14 +477,14 @@ class OneBitSgd(Reducer):
         own = {"kind": Kind.columns, "parameter": way, "count": count, "payload_bytes": length}
         return {**run, **own}
 
-    def _read(
-        self, messages: list[Tensor], way: int, places: Iterable[int]
-    ) -> tuple[list[Header], list[Tensor]]:
-        """Return headers and payloads of all workers' messages about the parts at `places`."""
+    def _read(self, messages: list[Tensor], way: int, places: Iterable[int]) -> list[Tensor] | None:
+        """Return the payloads of all workers' messages about parts; None: one is not finite."""
         headers = codec.read_headers(messages)
         for worker, place, header in zip(self.exchange.members, places, headers, strict=True):
             codec.check_due(header, **self._due(place, worker, way))
-        return headers, codec.read_payloads(headers, messages, self._checks)
+        payloads = codec.read_payloads(headers, messages, self._checks)
+        is_finite = not any(header.flags & Flags.not_finite for header in headers)
+        return payloads if is_finite else None
 
     def _zeros(self) -> Tensor:
         return torch.zeros(self.size, device=self.exchange.device)
