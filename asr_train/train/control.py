@@ -12,6 +12,7 @@ exchange method. A decision is a row of the log. A run that is killed in a trial
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -63,6 +64,7 @@ def largest_harmless(accuracies: Mapping[int, float | None], tolerance: float, c
     return max(size for size, accuracy in known.items() if accuracy >= best - tolerance)
 
 
+@dataclass(frozen=True, slots=True)
 class Controllers:
     """The controllers of a run; without settings for them, nothing is ever due.
 
@@ -72,74 +74,66 @@ class Controllers:
         thread: as in `Feed`.
     """
 
-    def __init__(
-        self,
-        optim: OptimSettings,
-        model: Model,
-        state: RunState,
-        train_shards: Shards,
-        dev_shards: Shards,
-        device: torch.device,
-        log: Callable[[dict[str, Any]], None],
-        tell: Callable[[str], None],
-        thread: Executor | None = None,
-    ) -> None:
-        self._optim, self._model, self._state = optim, model, state
-        self._train_shards, self._dev_shards, self._device = train_shards, dev_shards, device
-        self._log, self._tell, self._thread = log, tell, thread
+    optim: OptimSettings
+    model: Model
+    state: RunState
+    train_shards: Shards
+    dev_shards: Shards
+    device: torch.device
+    log: Callable[[dict[str, Any]], None]
+    tell: Callable[[str], None]
+    thread: Executor | None = None
 
     def feed(self) -> Feed:
         """Return the minibatches of the current epoch, with the sizes chosen so far."""
-        epoch = self._state.progress.epoch
-        return self._feed_of(list(self._optim.parts(epoch, self._state.control.minibatches)))
+        epoch = self.state.progress.epoch
+        return self._feed_of(list(self.optim.parts(epoch, self.state.control.minibatches)))
 
     def _feed_of(self, parts: list[tuple[float, float, int, int | None]]) -> Feed:
-        exchange = self._state.method.exchange
+        exchange = self.state.method.exchange
         return Feed(
-            self._train_shards,
-            self._optim,
-            seen_by(self._model, self._state.objective.whole),
+            self.train_shards,
+            self.optim,
+            seen_by(self.model, self.state.objective.whole),
             len(exchange),
             exchange.local,
-            self._state.progress.epoch,
-            self._device,
+            self.state.progress.epoch,
+            self.device,
             parts,
-            self._state.method.halves,
-            self._thread,
+            self.state.method.halves,
+            self.thread,
         )
 
     def next_step(self, feed: Feed) -> int:
         """Return the first step of the epoch after this one before which something may be due."""
-        progress, found = self._state.progress, [feed.num_steps]
-        if self._optim.auto_minibatch is not None:
+        progress, found = self.state.progress, [feed.num_steps]
+        if self.optim.auto_minibatch is not None:
             found.append(feed.part_end(progress.epoch_step))
-        if (auto := self._optim.auto_rate) is not None:
-            epochs = (self._state.control.checks + 1) * auto.every - progress.epoch
+        if (auto := self.optim.auto_rate) is not None:
+            epochs = (self.state.control.checks + 1) * auto.every - progress.epoch
             found.append(feed.step_at(epochs))
         return max(progress.epoch_step + 1, min(found))
 
     # --- rate -----------------------------------------------------------------------------------
 
     def rate_is_due(self, feed: Feed) -> bool:
-        auto = self._optim.auto_rate
-        return auto is not None and self._checks(auto, feed) > self._state.control.checks
+        auto = self.optim.auto_rate
+        return auto is not None and self._checks(auto, feed) > self.state.control.checks
 
     def _checks(self, auto: AutoRateSettings, feed: Feed) -> int:
-        progress = self._state.progress
+        progress = self.state.progress
         done = progress.epoch + feed.share(progress.epoch_step)
         return math.floor((done + CLOSE) / auto.every)
 
     def set_rate(self, feed: Feed) -> None:
         """Measure held-out accuracy, and act on it."""
-        auto, state = self._optim.auto_rate, self._state
+        auto, state = self.optim.auto_rate, self.state
         assert auto is not None
-        control, progress = state.control, state.progress
+        control = state.control
         self._finish_block()
         state.bucket.point_at(state.method.exported())
         exchange = state.method.exchange
-        _, accuracy = evaluate(
-            self._model, self._dev_shards, self._device, exchange, state.objective
-        )
+        _, accuracy = evaluate(self.model, self.dev_shards, self.device, exchange, state.objective)
         before, control.checks = control.accuracy, self._checks(auto, feed)
         action = rate_action(before, accuracy, auto.gain)
         if action is RateAction.revert and state.kept is None:  # the number of workers has changed
@@ -152,47 +146,46 @@ class Controllers:
         else:
             control.accuracy, state.kept = accuracy, state.held()
         rate = state.schedule.unscaled_rate
-        self._log(
-            {
-                "step": progress.step,
-                "epoch": progress.epoch + 1,
-                "decision": "rate",
-                "action": action.value,
-                "held_out_accuracy": accuracy,
-                "held_out_accuracy_before": before,
-                "new_rate": rate,
-            }
-        )
         grown = "" if before is None else f" after {before:.2%}"
-        self._tell(
-            f"step {progress.step}: DEV frame accuracy {accuracy:.2%}{grown}: {action.value}; "
-            f"rate {rate:g}"
+        self._report(
+            "rate",
+            f"DEV frame accuracy {accuracy:.2%}{grown}: {action.value}; rate {rate:g}",
+            action=action.value,
+            held_out_accuracy=accuracy,
+            held_out_accuracy_before=before,
+            new_rate=rate,
         )
+
+    def _report(self, decision: str, line: str, **numbers: Any) -> None:
+        progress = self.state.progress
+        about = {"step": progress.step, "epoch": progress.epoch + 1, "decision": decision}
+        self.log(about | numbers)
+        self.tell(f"step {progress.step}: {line}")
 
     # --- minibatch size -------------------------------------------------------------------------
 
     def minibatch_is_due(self, feed: Feed) -> bool:
-        auto = self._optim.auto_minibatch
-        return auto is not None and self._block(auto, feed) > len(self._state.control.minibatches)
+        auto = self.optim.auto_minibatch
+        return auto is not None and self._block(auto, feed) > len(self.state.control.minibatches)
 
     def _block(self, auto: AutoMinibatchSettings, feed: Feed) -> int:
-        progress = self._state.progress
+        progress = self.state.progress
         first, _ = feed.phase(progress.epoch_step).share
         return auto.block(progress.epoch + first)
 
     def set_minibatch(self, feed: Feed) -> None:
         """Try several sizes, and choose one for what comes next."""
-        auto, state = self._optim.auto_minibatch, self._state
+        auto, state = self.optim.auto_minibatch, self.state
         assert auto is not None
         control, progress = state.control, state.progress
-        current = [self._optim.minibatch_frames, *control.minibatches][-1]
+        current = [self.optim.minibatch_frames, *control.minibatches][-1]
         self._finish_block()
         rate = when(state, feed, progress.epoch_step)
         first, last = feed.phase(progress.epoch_step).share
         workers = len(state.method.exchange)
-        most_of_samples = 1.5 * workers / self._train_shards.num_samples
+        most_of_samples = 1.5 * workers / self.train_shards.num_samples
         last = min(last, first + max(auto.trial * auto.every, most_of_samples))
-        frames = (last - first) * self._train_shards.num_frames / self._model.stride / workers
+        frames = (last - first) * self.train_shards.num_frames / self.model.stride / workers
         accuracies = {
             size: self._tried((first, last, size, None), rate)
             for size in self.sizes(auto, current, int(frames))
@@ -200,28 +193,21 @@ class Controllers:
         chosen = largest_harmless(accuracies, auto.tolerance, current)
         missed = self._block(auto, feed) - len(control.minibatches)  # 1, unless workers changed
         control.minibatches += [chosen] * missed
-        self._log(
-            {
-                "step": progress.step,
-                "epoch": progress.epoch + 1,
-                "decision": "minibatch",
-                "tried": [[size, accuracy] for size, accuracy in accuracies.items()],
-                "minibatch_frames_before": current,
-                "minibatch_frames": chosen,
-            }
-        )
         shown = ", ".join(
             f"{size} {'-' if accuracy is None else f'{accuracy:.2%}'}"
             for size, accuracy in accuracies.items()
         )
-        self._tell(
-            f"step {progress.step}: training frame accuracy by minibatch size {shown}: {chosen} "
-            "frames per worker"
+        self._report(
+            "minibatch",
+            f"training frame accuracy by minibatch size {shown}: {chosen} frames per worker",
+            tried=[[size, accuracy] for size, accuracy in accuracies.items()],
+            minibatch_frames_before=current,
+            minibatch_frames=chosen,
         )
 
     def sizes(self, auto: AutoMinibatchSettings, current: int, frames: int) -> list[int]:
         """Return the sizes to try: of which the data, `frames` per worker, fill one minibatch."""
-        limit = min(auto.most, self._optim.pool_frames, frames)
+        limit = min(auto.most, self.optim.pool_frames, frames)
         asked = {max(auto.least, round(factor * current)) for factor in auto.factors}
         return sorted({size for size in asked if size <= limit} | {current})
 
@@ -233,7 +219,7 @@ class Controllers:
         Updates are not late meanwhile (Seide et al., 2014, 1-bit, table 3: "no DB for minibatch
         selection").
         """
-        state, learned = self._state, Interval()
+        state, learned = self.state, Interval()
         with state.roll_back_after(), state.method.undelayed():
             trial = self._feed_of([part])
             state.since_log = {worker: Interval() for worker in state.since_log}
@@ -243,12 +229,12 @@ class Controllers:
                 if state.method.ahead is None:
                     _, reading = when(state, trial, taken)
                     state.method.begin_step(reading, trial.phase(taken).minibatch_frames)
-                    step(self._model, trial.next, state, self._optim)
+                    step(self.model, trial.next, state, self.optim)
                     taken += 1
                     continue
                 before, most = state.progress.step, trial.num_steps - taken
                 rows = run_ahead(
-                    self._model, trial, state, self._optim, lambda frames: None, most, rate
+                    self.model, trial, state, self.optim, lambda frames: None, most, rate
                 )
                 for totals in (one for row in rows.values() for one in row):
                     learned.add(totals.interval)
@@ -264,6 +250,6 @@ class Controllers:
 
     def _finish_block(self) -> None:
         """Let workers that average models do so now, so that there is one model to judge."""
-        here = self._state.since_log[self._state.method.exchange.local[0]]
-        with self._state.stopwatch(here, "exchange_seconds"):
-            self._state.method.end_epoch()
+        here = self.state.since_log[self.state.method.exchange.local[0]]
+        with self.state.stopwatch(here, "exchange_seconds"):
+            self.state.method.end_epoch()

@@ -135,8 +135,7 @@ def test_sizes_fill_a_minibatch_and_stay_within_limits():
     auto = settings("sgd").optim.auto_minibatch
 
     def sizes(current: int, frames: int) -> list[int]:
-        controllers = Controllers.__new__(Controllers)
-        controllers._optim = settings("sgd").optim  # a pool of 500 frames
+        controllers = Controllers(settings("sgd").optim, *[None] * 7)  # a pool of 500 frames
         return controllers.sizes(auto, current, frames)
 
     assert sizes(32, 1000) == [16, 32, 64]
@@ -352,10 +351,10 @@ def test_held_out_accuracy_is_checked_every_so_many_frames(splits, tmp_path, mon
     monkeypatch.setattr(control, "largest_harmless", lambda *_: next(sizes))
 
     def due(self, feed):
-        progress, checks = self._state.progress, self._state.control.checks
+        progress, checks = self.state.progress, self.state.control.checks
         begin, end = (feed.share(s) for s in (progress.epoch_step - 1, progress.epoch_step))
         found.append((checks + 1, progress.epoch + begin, progress.epoch + end))
-        self._state.control.checks += 1
+        self.state.control.checks += 1
 
     monkeypatch.setattr(Controllers, "set_rate", due)
     every = {"auto_rate": {"every": 0.15, "gain": 0.0}}
@@ -375,9 +374,9 @@ def test_a_fall_reverts_the_model_and_halves_the_rate(splits, tmp_path, monkeypa
     original = Controllers.set_rate
 
     def watched(self, feed):
-        before = self._state.method.replicas[0].weights_P.clone()
+        before = self.state.method.replicas[0].weights_P.clone()
         original(self, feed)
-        weights.append((before, self._state.method.replicas[0].weights_P.clone()))
+        weights.append((before, self.state.method.replicas[0].weights_P.clone()))
 
     monkeypatch.setattr(Controllers, "set_rate", watched)
     trained(tmp_path / "run", splits, name, min_rate=0.006)
