@@ -31,14 +31,8 @@ class Staleness:
     waited_seconds: float = 0.0  # for workers that were too far behind, and for drains
     now: float = 0.0  # virtual time at the end, since the run began; 0 in real time
 
-    def begin_step(self, ahead: int) -> None:
-        """Count a step."""
-        self.steps += 1
-        self.ahead += ahead
-        self.most = max(self.most, ahead)
-
     def add(self, other: "Staleness") -> None:
-        """Count another worker's steps."""
+        """Count further steps, or another worker's."""
         self.steps += other.steps
         self.ahead += other.ahead
         self.most = max(self.most, other.most)

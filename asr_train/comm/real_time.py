@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from asr_train.comm import codec
-from asr_train.comm.async_workers import AsyncWorkers, GradientSource
+from asr_train.comm.async_workers import AsyncWorkers, GradientSource, Staleness
 from asr_train.comm.exchange import ExchangeError
 from asr_train.comm.ledger import Rate
 from asr_train.comm.links import Links
@@ -32,7 +32,7 @@ class RealTime(AsyncWorkers):
         for step in range(first, first + steps):
             # Until no worker is too far behind for another step
             self._wait(lambda step=step: peer.missing(step - peer.staleness))  # type: ignore[misc]
-            self.leads[worker].begin_step(peer.lead)
+            self.leads[worker].add(Staleness(steps=1, ahead=peer.lead, most=peer.lead))
             gradient = learner.gradient(worker, step, peer.weights)
             assert gradient is not None  # as there is one worker
             with self.timed("compress"):
@@ -60,7 +60,14 @@ class RealTime(AsyncWorkers):
         while late := missing():
             left = heard + self.links.timeout_seconds - time.monotonic()
             if left <= 0:
-                raise ExchangeError(self._timeout_message(late, time.monotonic() - heard))
+                raise ExchangeError(
+                    f"process {', '.join(map(str, late))} of {self.links.processes} did not answer "
+                    f"in {time.monotonic() - heard:.1f} s (comm.timeout_seconds is "
+                    f"{self.links.timeout_seconds:g}; its messages up to step "
+                    f"{self.peer.base_step} are here, and worker {self.peer.worker} has taken "
+                    f"{self.peer.number}); look at its output, then start again: training resumes "
+                    "from the last checkpoint"
+                )
             if self._take(left) in late:
                 heard = time.monotonic()
         self.leads[self.peer.worker].waited_seconds += time.monotonic() - began
@@ -74,12 +81,3 @@ class RealTime(AsyncWorkers):
         sender, message_B = arrived
         self.peer.receive(self.peer.read(message_B.to(self.peer.residual_P.device), sender))
         return sender
-
-    def _timeout_message(self, late: list[int], waited: float) -> str:
-        return (
-            f"process {', '.join(map(str, late))} of {self.links.processes} did not answer in "
-            f"{waited:.1f} s (comm.timeout_seconds is {self.links.timeout_seconds:g}; its messages "
-            f"up to step {self.peer.base_step} are here, and worker {self.peer.worker} has taken "
-            f"{self.peer.number}); look at its output, then start again: training resumes from the "
-            "last checkpoint"
-        )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from asr_train import schema
 from asr_train.comm import codec
-from asr_train.comm.async_workers import AsyncWorkers, GradientSource
+from asr_train.comm.async_workers import AsyncWorkers, GradientSource, Staleness
 from asr_train.comm.codec import Flags, Header
 from asr_train.comm.ledger import Rate
 from asr_train.comm.peers import Sender, Thresholds, density
@@ -121,7 +121,7 @@ class VirtualTime(AsyncWorkers):
     def _begin_step(self, worker: int) -> None:
         step, base = self._next[worker], self._base_step(worker)
         self._end_wait(worker)
-        self.leads[worker].begin_step(step - base)
+        self.leads[worker].add(Staleness(steps=1, ahead=step - base, most=step - base))
 
         def write_weights(out_P: Tensor) -> None:
             known = {
