@@ -118,10 +118,7 @@ class Bucket:
 
     def name_of(self, element: int) -> str:
         """Return the name of the parameter that an element belongs to, for error messages."""
-        for slot in self.table:
-            if slot.offset <= element < slot.offset + slot.numel:
-                return slot.name
-        raise IndexError(f"element {element} of {self.grad_P.numel()}")
+        return next(slot.name for slot in self.table if element < slot.offset + slot.numel)
 
 
 def _held(parameter: Any) -> Tensor:

@@ -63,11 +63,6 @@ class Batched:
         self._at_once = max(1, AT_ONCE[self._device.type] // self._size)  # gradients
         self._grads_WP = rows(0, self._size, self._device)
 
-    def chunks(self, workers: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Yield groups of workers that go through the network together."""
-        for first in range(0, len(workers), self.most):
-            yield workers[first : first + self.most]
-
     def gradients(
         self, batches: Sequence[Batch], max_norm: float | None, weights_WP: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -82,9 +77,8 @@ class Batched:
         """
         workers, most = len(batches), max(len(batch.ali_BT) for batch in batches)
         feats_NTF = torch.cat([_padded(batch.feats_BTF, most) for batch in batches])
-        target_N = torch.cat(
-            [_padded(_target(batch), most, IGNORED) for batch in batches]
-        ).flatten()
+        targets = [torch.where(batch.mask_BT, batch.ali_BT, IGNORED) for batch in batches]
+        target_N = torch.cat([_padded(one, most, IGNORED) for one in targets]).flatten()
         passed = _Products(self._layers, workers, weights_WP)
         with rounded(self._precision, feats_NTF.device), passed:
             logits_NS = self._model(feats_NTF).flatten(0, 1).float()
@@ -167,10 +161,6 @@ def rounded(precision: Precision, device: torch.device) -> contextlib.AbstractCo
     if precision is not Precision.bf16:
         return contextlib.nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
-
-
-def _target(batch: Batch) -> Tensor:
-    return torch.where(batch.mask_BT, batch.ali_BT, IGNORED)
 
 
 def _padded(rows: Tensor, most: int, value: float = 0.0) -> Tensor:

@@ -82,7 +82,9 @@ def gradients(
     """
     bucket, counts = state.bucket, state.since_log[workers[0]]
     batched = state.batched if len(workers) > 1 else None
-    for chunk in ([w] for w in workers) if batched is None else batched.chunks(workers):
+    together = 1 if batched is None else batched.most
+    for first in range(0, len(workers), together):
+        chunk = workers[first : first + together]
         with state.stopwatch(counts, "wait_seconds"):
             batches = [next_batch(worker) for worker in chunk]
         seed = seed_of(optim.seed, step, chunk[0])
@@ -93,8 +95,8 @@ def gradients(
                 )
             found = iter([result])
         else:
-            together = several_gradients(batched, batches, bucket, optim, seed)
-            found = computed(together, state, counts)
+            several = several_gradients(batched, batches, bucket, optim, seed)
+            found = computed(several, state, counts)
         for worker, (gradient, one) in zip(chunk, found, strict=True):
             learned[worker] = one
             yield gradient
