@@ -73,6 +73,9 @@ class BlockMomentum(torch.optim.Optimizer):
         timeout_seconds: float = 300.0,
     ) -> None:
         self.optimizer = optimizer
+        for name in dir(torch.optim.Optimizer):
+            if name.startswith("register_"):  # hooks of the inner optimizer
+                setattr(self, name, getattr(optimizer, name))
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._named = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
         if not self._parameters:
@@ -209,24 +212,6 @@ class BlockMomentum(torch.optim.Optimizer):
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         """Those of the inner optimizer, which schedules such as OneCycleLR look into."""
         return self.optimizer.defaults
-
-    def register_step_pre_hook(self, hook: Any) -> Any:
-        return self.optimizer.register_step_pre_hook(hook)
-
-    def register_step_post_hook(self, hook: Any) -> Any:
-        return self.optimizer.register_step_post_hook(hook)
-
-    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_state_dict_pre_hook(hook, prepend)
-
-    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_state_dict_post_hook(hook, prepend)
-
-    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_load_state_dict_pre_hook(hook, prepend)
-
-    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_load_state_dict_post_hook(hook, prepend)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: the exchanged vector cannot grow."""
