@@ -96,29 +96,45 @@ class Gtc(Reducer):
         Raises:
             MessageError: if a message is damaged or not the one expected.
         """
-        if self._spare.counts_P is not None:
-            return self._reduce_here(gradients, sent, self._spare.counts_P)
-        messages: list[Tensor] = []
         turns = dict(self._turn)
+        headers, update = self._exchanged(gradients)
+        for worker in self.exchange.local:
+            header, own = headers[worker - self.exchange.members[0]], sent[worker]
+            own.bits += 8 * (HEADER_BYTES + header.payload_bytes)
+            own.elements += header.count
+            own.overflows += bool(header.flags & Flags.overflow)
+        self.step += 1
+        if self.step % CHECK_STEPS == 0:
+            self.check()
+        if any(header.flags & Flags.not_finite for header in headers):
+            self._turn = turns
+            return None
+        kept_WP, self._spare.kept_WP = self._spare.kept_WP, self._residuals_WP
+        self._residuals_WP = kept_WP
+        self._plan_next(headers)
+        return update
+
+    def _exchanged(self, gradients: Iterable[Gradient]) -> tuple[list[Header], Shared]:
+        """Return the headers of all messages, and their quanta, which count if all are finite."""
+        if self._spare.counts_P is not None:
+            return self._exchanged_here(gradients, self._spare.counts_P)
+        messages: list[Tensor] = []
         for worker, gradient, found in self._each(gradients, self._compressed):
             with self.exchange.timed("compress"):
                 messages.append(self._message(worker, gradient, found))
             total_P = gradient.grad_P
         room = HEADER_BYTES + self.capacity if self._is_fixed else None
         received = self.exchange.gather(messages, room)
-        headers, words = self._read(received)
-        self._count(headers, sent)
-        if not self._end_step(headers):
-            self._turn = turns
-            return None
-        quanta = Quanta(words, self.tau, total_P)
-        self._plan_next(headers)
-        return quanta
+        headers = codec.read_headers(received)
+        for worker, header in zip(self.exchange.members, headers, strict=True):
+            codec.check_due(header, **self._due(worker))
+        words = codec.read_words(headers, received, self._checks)
+        return headers, Quanta(words, self.tau, total_P)
 
-    def _reduce_here(
-        self, gradients: Iterable[Gradient], sent: dict[int, Sent], counts_P: Tensor
-    ) -> Counts | None:
-        """Do what `reduce` does; messages are counted but not made."""
+    def _exchanged_here(
+        self, gradients: Iterable[Gradient], counts_P: Tensor
+    ) -> tuple[list[Header], Counts]:
+        """Do what `_exchanged` does; messages are counted but not made."""
 
         def tallied(_: slice, vectors: Vectors) -> Sequence[Tensor]:
             return threshold.tally_rows(*vectors, counts_P).unbind()
@@ -141,12 +157,7 @@ class Gtc(Reducer):
             headers.append(replace(header, count=count, payload_bytes=payload_bytes))
         longest = HEADER_BYTES + max(header.payload_bytes for header in headers)
         self.exchange.count_received(LENGTH_BYTES + longest)
-        self._count(headers, sent)
-        if not self._end_step(headers):
-            return None
-        counts = Counts(counts_P, self.tau)
-        self._plan_next(headers)
-        return counts
+        return headers, Counts(counts_P, self.tau)
 
     def _each(
         self, gradients: Iterable[Gradient], compressed: Callable[[slice, Vectors], Sequence[Found]]
@@ -169,25 +180,6 @@ class Gtc(Reducer):
                     found = iter(compressed(places, vectors))
             left -= 1
             yield worker, gradient, next(found)
-
-    def _end_step(self, headers: list[Header]) -> bool:
-        """Swap residuals; return False, without that, if any gradient is not finite."""
-        self.step += 1
-        if self.step % CHECK_STEPS == 0:
-            self.check()
-        if any(header.flags & Flags.not_finite for header in headers):
-            return False
-        kept_WP, self._spare.kept_WP = self._spare.kept_WP, self._residuals_WP
-        self._residuals_WP = kept_WP
-        return True
-
-    def _count(self, headers: list[Header], sent: dict[int, Sent]) -> None:
-        """Count what the local workers sent."""
-        for worker in self.exchange.local:
-            header, own = headers[worker - self.exchange.members[0]], sent[worker]
-            own.bits += 8 * (HEADER_BYTES + header.payload_bytes)
-            own.elements += header.count
-            own.overflows += bool(header.flags & Flags.overflow)
 
     @property
     def residuals(self) -> dict[int, Tensor]:
@@ -240,13 +232,6 @@ class Gtc(Reducer):
 
     def _header(self, worker: int, frames: int, wanted: int, flags: Flags) -> Header:
         return Header(**self._due(worker), frames=frames, wanted=wanted, flags=flags)
-
-    def _read(self, messages: list[Tensor]) -> tuple[list[Header], list[Tensor]]:
-        """Return headers and elements of all workers' messages."""
-        headers = codec.read_headers(messages)
-        for worker, header in zip(self.exchange.members, headers, strict=True):
-            codec.check_due(header, **self._due(worker))
-        return headers, codec.read_words(headers, messages, self._checks)
 
     def _plan_next(self, headers: list[Header]) -> None:
         """Choose the next step's capacity and tau from the headers, the same on all workers."""
