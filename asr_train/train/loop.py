@@ -136,7 +136,7 @@ def train(
         identity(run, train_shards, dev_shards, handed_over),
         optim.keep_checkpoints,
         optim.epochs,
-        exchange,
+        everyone,
         stripes,
     )
     check_same_everywhere(everyone, run, checkpoints.identity, folder)

@@ -408,7 +408,7 @@ class Checkpoints:
         identity: hash of settings and data; a run resumes only from checkpoints with its own.
         keep: how many of the newest to keep.
         epochs: of the run, which does not resume from a later one.
-        exchange: of all workers; None: one.
+        exchange: of all workers, of all their stripes; None: one.
         stripes: that the models are cut into; None: they are whole.
     """
 
@@ -427,8 +427,6 @@ class Checkpoints:
         self.epochs = epochs
         self.exchange = exchange or Loopback(range(1), torch.device("cpu"))
         self.stripes = stripes
-        if stripes is not None:
-            self.exchange = stripes.everyone
         self._leads = self.exchange.members[0] in self.exchange.local
 
     def save(self, step: int, contents: Iterator[tuple[int, dict[str, Any]]], begun: int) -> None:
