@@ -11,7 +11,7 @@ of one process, which take their steps in turn, share the room for new ones.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -243,8 +243,7 @@ class Gtc(Reducer):
             self.capacity //= 2
         self.capacity = self._possible(self.capacity)
         if (adaptive := self.settings.adaptive) is not None:
-            density = sum(h.wanted for h in headers) / (len(headers) * self.size)
-            self.tau = adapted(self.tau, density, adaptive)
+            self.tau = adapted(self.tau, density(headers), adaptive)
 
     def _possible(self, capacity: int) -> int:
         least = codec.smallest_capacity(self.kind, self.size)
@@ -273,13 +272,18 @@ class Gtc(Reducer):
         self._turn[worker] = state.get("turn", 0)
 
 
-def adapted(tau: float, density: float, settings: schema.AdaptiveSettings) -> float:
-    """Return the next step's tau, a float32: raised if the density is too high, else lowered.
+def density(headers: Collection[Header]) -> float:
+    """Return the share of elements above the threshold in a step's messages."""
+    return sum(header.wanted for header in headers) / sum(header.size for header in headers)
+
+
+def adapted(tau: float, share: float, settings: schema.AdaptiveSettings) -> float:
+    """Return the next step's tau, a float32: raised if the share sent is too high, else lowered.
 
     It stays a threshold that kernels take, however long gradients are zero, or explode.
     """
-    if density > settings.density * settings.band:
+    if share > settings.density * settings.band:
         tau *= settings.factor
-    elif density < settings.density / settings.band:
+    elif share < settings.density / settings.band:
         tau /= settings.factor
     return float(np.float32(min(max(tau, threshold.SMALLEST), threshold.LARGEST)))

@@ -19,7 +19,6 @@ Knows nothing of time or transport. Plain SGD only: momentum would depend on the
 """
 
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +28,7 @@ from torch import Tensor
 from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.codec import Flags, Header, Kind, MessageError
-from asr_train.comm.gtc import adapted
+from asr_train.comm.gtc import adapted, density
 from asr_train.comm.ledger import Ledger, Rate
 from asr_train.comm.reducers import Gradient
 from asr_train.kernels import threshold
@@ -256,12 +255,7 @@ class Peer(Sender):
             # With the result of synchronous GTC
             complete = self._open.pop(self.base_step)
             self.ledger.close(self.base_step)
-            self.thresholds.close(density(complete.values(), self.size))
+            self.thresholds.close(density(complete.values()))
             self.base_step += 1
             self.ledger.drop(self.base_step)
         return True
-
-
-def density(headers: Collection[Header], size: int) -> float:
-    """Return the share of elements above the threshold in a step's messages."""
-    return sum(header.wanted for header in headers) / (len(headers) * size)

@@ -19,9 +19,9 @@ from torch import Tensor
 from asr_train import schema
 from asr_train.comm import codec
 from asr_train.comm.async_workers import AsyncWorkers, GradientSource, Staleness
-from asr_train.comm.codec import Flags, Header
+from asr_train.comm.gtc import density
 from asr_train.comm.ledger import Rate
-from asr_train.comm.peers import Sender, Thresholds, density
+from asr_train.comm.peers import Message, Sender, Thresholds
 from asr_train.comm.reducers import Gradient
 from asr_train.facts import HEADER_BYTES
 
@@ -37,8 +37,7 @@ class OpenStep:
     """The messages of one step, and when they arrive.
 
     Attributes:
-        headers: by sender; of messages that are made, if not yet sent.
-        unsent: by sender, the messages that are made and not yet sent, int32 [K].
+        messages: by sender; those that are made, if not yet sent.
         arrival_WW: virtual seconds, by sender and receiver; infinite for a message not yet sent.
         complete_W: when each worker has all messages of this step and of those before; None: some
             are not yet sent.
@@ -47,8 +46,7 @@ class OpenStep:
     """
 
     def __init__(self, workers: int) -> None:
-        self.headers: dict[int, Header] = {}
-        self.unsent: dict[int, Tensor] = {}
+        self.messages: dict[int, Message] = {}
         self.arrival_WW = np.full((workers, workers), np.inf)
         self.complete_W: npt.NDArray[np.float64] | None = None
         self.waiting: list[int] = []
@@ -152,8 +150,7 @@ class VirtualTime(AsyncWorkers):
             message = peer.learn(step, gradient)
             payload_bytes = codec.payload_bytes(message.words_K, peer.size, peer.kind)
         self._count(message, HEADER_BYTES + payload_bytes)
-        opened = self._open[step]
-        opened.headers[worker], opened.unsent[worker] = message.header, message.words_K
+        self._open[step].messages[worker] = message
 
     def _learn_late(self) -> None:
         for worker, gradient in self._learner.late():
@@ -167,14 +164,14 @@ class VirtualTime(AsyncWorkers):
         self._next[worker] += 1
         self._idle_since[worker] = self.leads[worker].now = self.now
         opened = self._open[step]
+        message = opened.messages[worker]
         # Only now, so that most workers have most of what the ledger has counted
-        header = opened.headers[worker]
-        self._ledger.add(step, worker, opened.unsent.pop(worker), header.tau)
+        self._ledger.add(step, worker, message.words_K, message.header.tau)
         arrival_W = self.now + self.settings.delay_seconds * self._delays[worker]
         arrival_W[worker] = self.now
         opened.arrival_WW[worker] = arrival_W
         opened.to_send -= 1
-        self._learner.finished(worker, step, not header.flags & Flags.not_finite)
+        self._learner.finished(worker, step, message.is_finite)
         if not opened.to_send:
             self._close(step)
 
@@ -187,7 +184,7 @@ class VirtualTime(AsyncWorkers):
             assert before_W is not None
             opened.complete_W = np.maximum(opened.complete_W, before_W)
         self._ledger.close(step)
-        self.thresholds.close(density(opened.headers.values(), len(self._ledger.spare_P)))
+        self.thresholds.close(density([message.header for message in opened.messages.values()]))
         for worker in opened.waiting:
             self._post(max(self.now, opened.complete_W[worker]), worker)
         oldest = min(self._next.values()) - self._staleness
