@@ -190,13 +190,9 @@ class OneBitSgd(Reducer):
         self.lengths = [columns.payload_bytes(blocks) for blocks in self.parts]
         self.is_alone = len(group) == 1
         keeps = self.settings.error_feedback and not self.is_alone
-        self.residuals: dict[int, Tensor] = {}  # by local worker, float32 [P]
-        self._kept: dict[int, Tensor] = {}
-        if keeps:
-            self.residuals = {w: self._zeros() for w in group.local}
-            self._kept = {w: self._zeros() for w in group.local}  # swapped with residuals
-        elif not self.is_alone:
-            self._nothing_P, self._lost_P = self._zeros(), self._zeros()
+        keeping = group.local if keeps else ()
+        self.residuals = {w: self._zeros() for w in keeping}  # by local worker, float32 [P]
+        self._kept = {w: self._zeros() for w in keeping}  # swapped with residuals
         self.owners = {
             worker: Owner(self.parts[worker - group.members[0]], momentum, adagrad, keeps, device)
             for worker in group.local
@@ -330,7 +326,7 @@ class OneBitSgd(Reducer):
     def _residuals(self, worker: int) -> tuple[Tensor, Tensor]:
         """Return a local worker's residual, and the memory of the next."""
         if not self._kept:
-            return self._nothing_P, self._lost_P
+            return self._zeros(), self._zeros()
         return self.residuals[worker], self._kept[worker]
 
     def _messages(self, worker: int, frames: int, matrices: Sequence[OneBit]) -> list[Tensor]:
