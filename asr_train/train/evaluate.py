@@ -37,12 +37,7 @@ def evaluate(
     for worker in exchange.local:
         loss, correct = 0.0, 0
         rowwise = model.is_recurrent or objective.whole
-        batches = (
-            whole_utterances(shards, model, device, worker, parts, rowwise)
-            if worker < parts
-            else ()
-        )
-        for batch in batches:
+        for batch in whole_utterances(shards, model, device, worker, parts, rowwise):
             batch_loss, batch_correct = objective(model.every_frame(batch.feats_BTF), batch)
             loss += batch_loss.item()
             correct += int(batch_correct.item())
@@ -57,6 +52,8 @@ def whole_utterances(
 ) -> Iterator[Batch]:
     """Yield a worker's utterances, about DEV_FRAMES at once; see `side_by_side` and `end_to_end`.
 
+    Workers from `workers` on have none.
+
     Args:
         rowwise: side by side: a recurrent network must not carry its state from one utterance to
             the next, and a lattice is of one row.
@@ -64,7 +61,7 @@ def whole_utterances(
     join = side_by_side if rowwise else end_to_end
     left, right = model.context_left, model.context_right
     held: list[Sample] = []
-    for sample in shards.samples(None, worker, workers, epoch=0):
+    for sample in shards.samples(None, worker, workers, epoch=0) if worker < workers else ():
         held.append(sample)
         if sum(len(s.ali_T) for s in held) >= DEV_FRAMES:
             yield join(held, left, right, device)
