@@ -71,7 +71,10 @@ class AsyncWorkers(Timed, Reducer):
     Attributes:
         sent, leads: by local worker, since they were last reset.
         seconds: of this process, since they were last reset.
+        now: virtual seconds since the run began; 0 in real time.
     """
+
+    now = 0.0
 
     def __init__(self, peers: Sequence[Sender], thresholds: Thresholds) -> None:
         super().__init__()
@@ -102,14 +105,6 @@ class AsyncWorkers(Timed, Reducer):
         """Return how far a local worker was ahead since the last call."""
         lead, self.leads[worker] = self.leads[worker], Staleness(now=self.leads[worker].now)
         return lead
-
-    def counted(self) -> Any:
-        """Return what goes on where workers are put back to an earlier state."""
-        return dict(self.leads)
-
-    def count_on(self, counted: Any) -> None:
-        """Go on from what `counted` returned."""
-        self.leads.update(counted)
 
     def _count(self, message: Message, message_bytes: int) -> None:
         """Count a message, for all who receive it, too: when it arrives there is chance."""

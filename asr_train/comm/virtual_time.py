@@ -62,17 +62,13 @@ class OpenStep:
 
 
 class VirtualTime(AsyncWorkers):
-    """All workers of a run.
-
-    Attributes:
-        now: virtual seconds since the run began.
-    """
+    """All workers of a run."""
 
     def __init__(
         self, peers: Sequence[Sender], thresholds: Thresholds, settings: schema.VirtualTimeSettings
     ) -> None:
         super().__init__(peers, thresholds)
-        self.settings, self.now = settings, 0.0
+        self.settings = settings
         self._ledger, self._staleness = peers[0].ledger, thresholds.staleness
         self._step_seconds = step_seconds(settings, len(peers))
 
@@ -217,13 +213,6 @@ class VirtualTime(AsyncWorkers):
             self._end_wait(worker)
         weights_P.copy_(self._ledger.base(self._stop))
         del self._learner
-
-    def counted(self) -> Any:
-        return super().counted(), self.now
-
-    def count_on(self, counted: Any) -> None:
-        leads, self.now = counted
-        super().count_on(leads)
 
     def group_state(self) -> dict[str, Any]:
         return {**super().group_state(), "now": self.now}

@@ -273,12 +273,13 @@ class RunState:
 
     def roll_back(self, held: Held) -> None:
         """Restore what `held` returned; counts of what was sent, and a simulated clock, go on."""
-        ahead = self.method.ahead
-        sent, counted = dict(self.method.sent), None if ahead is None else ahead.counted()
+        sent, ahead = dict(self.method.sent), self.method.ahead
+        if ahead is not None:
+            leads, now = dict(ahead.leads), ahead.now
         self._load(held)
         self.method.sent.update(sent)  # in place: asynchronous workers share it
-        if ahead is not None and counted is not None:
-            ahead.count_on(counted)
+        if ahead is not None:
+            ahead.leads, ahead.now = leads, now
 
     def _load(self, held: Held) -> None:
         held = copy.deepcopy(held)  # methods may keep what they load
