@@ -105,10 +105,7 @@ class Worker:
 
     def gradient(self) -> Gradient:
         """Run forward and backward as training does."""
-        workers = range(1)
-        (found,) = gradients(
-            self.model, lambda _: self.batch, self.state, workers, self.optim, 1, {}
-        )
+        (found,) = gradients(self.model, lambda _: self.batch, self.state, range(1), {})
         return found
 
     def update(self, found: Tensor | Quanta) -> None:
@@ -251,7 +248,7 @@ def by_method(name: str, frames: int, tau: float, precision: Precision) -> dict[
         def a_block(state: RunState = state, workers: int = workers) -> None:
             for _ in range(BLOCK):
                 state.method.begin_step(workers, frames * workers)
-                step(worker.model, lambda _: batch, state, optim)
+                step(worker.model, lambda _: batch, state)
 
         a_block()  # compiles kernels and records graphs
         blocks = [seconds_of(a_block) for _ in range(BLOCKS)]

@@ -13,7 +13,6 @@ from torch import Tensor
 from asr_train.comm.bucket import rows
 from asr_train.comm.reducers import Gradient
 from asr_train.model.store import Model
-from asr_train.schema import OptimSettings
 from asr_train.shards.batch import Batch
 from asr_train.train.feed import Feed, when
 from asr_train.train.log import Totals
@@ -28,7 +27,6 @@ def run_ahead(
     model: Model,
     feed: Feed,
     state: RunState,
-    optim: OptimSettings,
     advance: Callable[[int], None],
     most: int,
     rate: tuple[float, int] | None = None,
@@ -47,13 +45,11 @@ def run_ahead(
     weights_P = method.replicas[0].weights_P
     assert method.ahead is not None
     first, before = progress.step, progress.step - progress.epoch_step
-    steps = min(most, optim.checkpoint_steps - first % optim.checkpoint_steps)
+    steps = min(most, state.optim.checkpoint_steps - first % state.optim.checkpoint_steps)
     local = method.exchange.local
     others = len(method.exchange) // len(local)  # for each one here
     state.bucket.point_at(weights_P)
-    stretch = AsyncSteps(
-        model, feed, state, optim, first + steps, lambda frames: advance(frames * others)
-    )
+    stretch = AsyncSteps(model, feed, state, first + steps, lambda frames: advance(frames * others))
     method.ahead.run(
         weights_P,
         first,
@@ -81,16 +77,10 @@ class AsyncSteps:
     """
 
     def __init__(
-        self,
-        model: Model,
-        feed: Feed,
-        state: RunState,
-        optim: OptimSettings,
-        stop: int,
-        advance: Callable[[int], None],
+        self, model: Model, feed: Feed, state: RunState, stop: int, advance: Callable[[int], None]
     ) -> None:
         self.rows: dict[int, dict[int, Totals]] = {}
-        self._model, self._feed, self._state, self._optim = model, feed, state, optim
+        self._model, self._feed, self._state = model, feed, state
         self._stop, self._advance = stop, advance
         self.most = 0
         self._asked: list[tuple[int, int, Batch]] = []  # outstanding: worker, step, minibatch
@@ -113,7 +103,7 @@ class AsyncSteps:
 
     def _compute(self, worker: int, step: int, write_weights: WriteWeights) -> Result | None:
         """Return a gradient, which the next call overwrites; None: `late` returns it."""
-        state, optim = self._state, self._optim
+        state = self._state
         counts = state.since_log[worker]
         with state.stopwatch(counts, "wait_seconds"):
             batch = self._feed.next(worker)
@@ -125,22 +115,18 @@ class AsyncSteps:
                     return None
                 write_weights(state.method.replicas[0].weights_P)
         with state.stopwatch(counts, "compute_seconds"):
-            seed = seed_of(optim.seed, step + 1, worker)
-            return one_gradient(
-                *(self._model, batch, state.bucket, optim, seed, state.objective, state.captured)
-            )
+            seed = seed_of(state.optim.seed, step + 1, worker)
+            return one_gradient(self._model, batch, state, seed)
 
     def late(self) -> Iterator[tuple[int, Gradient]]:
         """Compute the gradients of all outstanding steps; yield them with their workers."""
-        state, optim = self._state, self._optim
-        assert state.batched is not None
+        state = self._state
         counts = next(iter(state.since_log.values()))
         workers, steps, batches = zip(*self._asked, strict=True)
         self._asked = []
-        seed = seed_of(optim.seed, steps[0] + 1, workers[0])
+        seed = seed_of(state.optim.seed, steps[0] + 1, workers[0])
         weights_WP = self._weights_WP[: len(workers)]
-        several = several_gradients(state.batched, batches, state.bucket, optim, seed, weights_WP)
-        results = computed(several, state, counts)
+        results = computed(several_gradients(state, batches, seed, weights_WP), state, counts)
         for worker in workers:
             self._count_exchange(counts)
             gradient, self._learned[worker] = next(results)
@@ -159,7 +145,7 @@ class AsyncSteps:
             loss = float(learned.sums_2[0])
             skip(self._state, 0, {worker: loss}, step + 1, f" by worker {worker}")
         taken = step + 1
-        if taken % self._optim.log_steps == 0 and taken < self._stop:
+        if taken % self._state.optim.log_steps == 0 and taken < self._stop:
             self.rows.setdefault(taken, {})[worker] = take(self._state, worker)
 
     def end(self) -> None:

@@ -229,13 +229,11 @@ class Controllers:
                 if state.method.ahead is None:
                     _, reading = when(state, trial, taken)
                     state.method.begin_step(reading, trial.phase(taken).minibatch_frames)
-                    step(self.model, trial.next, state, self.optim)
+                    step(self.model, trial.next, state)
                     taken += 1
                     continue
                 before, most = state.progress.step, trial.num_steps - taken
-                rows = run_ahead(
-                    self.model, trial, state, self.optim, lambda frames: None, most, rate
-                )
+                rows = run_ahead(self.model, trial, state, lambda frames: None, most, rate)
                 for totals in (one for row in rows.values() for one in row):
                     learned.add(totals.interval)
                 taken += state.progress.step - before

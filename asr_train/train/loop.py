@@ -262,14 +262,14 @@ def train(
                     state.schedule.begin_step(done, reading)
                     phase = feed.phase(progress.epoch_step)
                     method.begin_step(reading, phase.minibatch_frames)
-                    frames = step(model, feed.next, state, optim)
+                    frames = step(model, feed.next, state)
                     progress.epoch_step += 1
                     log.advance(frames * workers // len(exchange.local))
                     if progress.step % run.comm.check_steps == 0:
                         check_replicas(state)
                 else:
                     most = control.next_step(feed) - progress.epoch_step
-                    rows = run_ahead(model, feed, state, optim, log.advance, most)
+                    rows = run_ahead(model, feed, state, log.advance, most)
                     check_replicas(state)
                     for row_step, taken in sorted(rows.items()):
                         write_row(row_step, taken)

@@ -31,7 +31,7 @@ from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.stripes import Stripes
 from asr_train.files import DamagedFileError
 from asr_train.model.store import load_tensors, save_tensors
-from asr_train.schema import AdagradSettings
+from asr_train.schema import AdagradSettings, OptimSettings
 from asr_train.train.batched import Batched
 from asr_train.train.captured import Captured
 from asr_train.train.objective import CROSS_ENTROPY, Objective
@@ -206,6 +206,11 @@ class RunState:
             method.total = bucket.stripes.total
         method.begin(bucket.weights_P, momentum, shapes, adagrad)
         return state
+
+    @property
+    def optim(self) -> OptimSettings:
+        """The settings that the schedule follows."""
+        return self.schedule.settings
 
     def count(self, worker: int, learned: Learned) -> None:
         """Count what a step learned from; its loss, later."""

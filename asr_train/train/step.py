@@ -1,6 +1,7 @@
 """**One step**: a minibatch of each worker, gradients, what the method returns, the update."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,12 +10,9 @@ from torch import Tensor
 from asr_train.comm.bucket import Bucket, shorten
 from asr_train.comm.reducers import Gradient
 from asr_train.model.store import Model
-from asr_train.schema import OptimSettings
 from asr_train.shards.batch import Batch
-from asr_train.train.batched import Batched, rounded
-from asr_train.train.captured import Captured
+from asr_train.train.batched import rounded
 from asr_train.train.log import say
-from asr_train.train.objective import CROSS_ENTROPY, Objective
 from asr_train.train.state import Interval, Learned, NotFiniteError, RunState, check_finite
 
 MAX_SKIPPED = 100  # steps in a row; a run that skips so many will not recover
@@ -22,7 +20,7 @@ NextBatch = Callable[[int], Batch | None]  # worker -> minibatch; None: none is 
 Result = tuple[Gradient, Learned]
 
 
-def step(model: Model, next_batch: NextBatch, state: RunState, optim: OptimSettings) -> int:
+def step(model: Model, next_batch: NextBatch, state: RunState) -> int:
     """Take a step: each worker's minibatch forward and backward, exchange, update, counts.
 
     Returns:
@@ -44,8 +42,7 @@ def step(model: Model, next_batch: NextBatch, state: RunState, optim: OptimSetti
         learned: dict[int, Learned] = {}
         with state.stopwatch(counts, "exchange_seconds"):
             update = method.reduce(
-                number,
-                gradients(model, next_batch, state, group.local, optim, progress.step, learned),
+                number, gradients(model, next_batch, state, group.local, learned)
             )
         if update is None:
             losses = {worker: float(one.sums_2[0]) for worker, one in learned.items()}
@@ -69,34 +66,26 @@ def gradients(
     next_batch: NextBatch,
     state: RunState,
     workers: range,
-    optim: OptimSettings,
-    step: int,
     learned: dict[int, Learned],
 ) -> Iterator[Gradient]:
     """Yield each worker's gradient, which the next one may overwrite; zeros without a minibatch.
 
     Args:
-        optim: has the seed of random numbers in the network, and a gradient's largest norm.
-        step: number of the current step, from 1.
         learned: gets what each worker's minibatch showed.
     """
-    bucket, counts = state.bucket, state.since_log[workers[0]]
+    counts = state.since_log[workers[0]]
     batched = state.batched if len(workers) > 1 else None
     together = 1 if batched is None else batched.most
     for first in range(0, len(workers), together):
         chunk = workers[first : first + together]
         with state.stopwatch(counts, "wait_seconds"):
             batches = [next_batch(worker) for worker in chunk]
-        seed = seed_of(optim.seed, step, chunk[0])
+        seed = seed_of(state.optim.seed, state.progress.step, chunk[0])
         if batched is None:
             with state.stopwatch(counts, "compute_seconds"):
-                result = one_gradient(
-                    *(model, batches[0], bucket, optim, seed, state.objective, state.captured)
-                )
-            found = iter([result])
+                found = iter([one_gradient(model, batches[0], state, seed)])
         else:
-            several = several_gradients(batched, batches, bucket, optim, seed)
-            found = computed(several, state, counts)
+            found = computed(several_gradients(state, batches, seed), state, counts)
         for worker, (gradient, one) in zip(chunk, found, strict=True):
             learned[worker] = one
             yield gradient
@@ -113,12 +102,7 @@ def computed(found: Iterator[list[Result]], state: RunState, counts: Interval) -
 
 
 def several_gradients(
-    batched: Batched,
-    batches: Sequence[Batch | None],
-    bucket: Bucket,
-    optim: OptimSettings,
-    seed: int,
-    weights_WP: Tensor | None = None,
+    state: RunState, batches: Sequence[Batch | None], seed: int, weights_WP: Tensor | None = None
 ) -> Iterator[list[Result]]:
     """Yield what `one_gradient` returns of several workers' minibatches, of some at a time.
 
@@ -127,11 +111,13 @@ def several_gradients(
     Args:
         weights_WP: of workers that all have a minibatch, as in `Batched.gradients`.
     """
+    batched, bucket = state.batched, state.bucket
+    assert batched is not None
     some = [batch for batch in batches if batch is not None]
     found: Iterator[tuple[Tensor, Tensor]] = iter(())
     if some:
         generator_of(bucket.grad_P.device).manual_seed(seed)
-        found = batched.gradients(some, optim.max_norm, weights_WP)
+        found = batched.gradients(some, state.optim.max_norm, weights_WP)
     if len(some) < len(batches):
         bucket.zero_grad()
     rest = iter(batches)
@@ -151,36 +137,21 @@ def several_gradients(
     yield none_left
 
 
-def one_gradient(
-    model: Model,
-    batch: Batch | None,
-    bucket: Bucket,
-    optim: OptimSettings,
-    seed: int,
-    objective: Objective = CROSS_ENTROPY,
-    captured: Captured | None = None,
-) -> Result:
-    """Return a minibatch's gradient, in the bucket; with cross-entropy, without a wait.
-
-    Args:
-        captured: records what a GPU computes, and replays it; None: nothing does.
-    """
+def one_gradient(model: Model, batch: Batch | None, state: RunState, seed: int) -> Result:
+    """Return a minibatch's gradient, in the bucket; with cross-entropy, without a wait."""
+    bucket, captured = state.bucket, state.captured
     if batch is None:
         bucket.zero_grad()
         return _nothing(bucket)
     generator_of(batch.feats_BTF.device).manual_seed(seed)
-
-    def compute(batch: Batch) -> Tensor:
-        return _backward(model, batch, bucket, optim, objective)
-
+    compute = partial(_backward, model, state)
     sums_2 = compute(batch) if captured is None else captured.run(compute, batch, bucket.weights_P)
     return Gradient(bucket.grad_P, batch.frames), Learned(batch.frames, sums_2)
 
 
-def _backward(
-    model: Model, batch: Batch, bucket: Bucket, optim: OptimSettings, objective: Objective
-) -> Tensor:
+def _backward(model: Model, state: RunState, batch: Batch) -> Tensor:
     """Write the gradient to the bucket; return the loss and the number of correct frames."""
+    bucket, optim, objective = state.bucket, state.optim, state.objective
     bucket.zero_grad()
     with rounded(optim.precision, bucket.grad_P.device):
         logits_BTS = objective.logits(model, batch).float()

@@ -143,11 +143,11 @@ def test_a_finite_step_ends_the_row_of_skipped_ones(monkeypatch):
     state = SimpleNamespace(
         since_log={0: Interval()}, skipped_in_row=[0], batched=None, on_trial=False
     )
+    state.optim = settings(comm(), log_steps=100).optim
     state.count = lambda worker, learned: seen.append(learned.frames)
     result = Gradient(torch.zeros(1), 5), Learned(5, torch.tensor([1.0, 2.0]))
     monkeypatch.setattr(AsyncSteps, "_compute", lambda *_: result)
-    run = settings(comm(), log_steps=100)
-    stretch = AsyncSteps(None, None, state, run.optim, 100, lambda frames: None)
+    stretch = AsyncSteps(None, None, state, 100, lambda frames: None)
     for step, is_finite in enumerate([False, False, True, False]):
         stretch.gradient(0, step, lambda out_P: None)
         stretch.finished(0, step, is_finite)

@@ -14,6 +14,8 @@ from asr_train.model.store import build_model, load_tensors
 from asr_train.shards.batch import Batch
 from asr_train.train import batched, loop
 from asr_train.train.batched import Batched
+from asr_train.train.schedule import Schedule
+from asr_train.train.state import RunState
 from asr_train.train.step import one_gradient
 
 NETWORKS = {
@@ -62,7 +64,9 @@ def test_gradients_are_those_of_one_at_a_time(dnn, max_norm, monkeypatch):
         batches = [minibatch(n, generator, padding=n == 5) for n in sizes]
         grads_WP, sums_W2 = all_of(together.gradients(batches, max_norm))
         for grad_P, sums_2, batch in zip(grads_WP, sums_W2, batches, strict=True):
-            wanted, learned = one_gradient(model, batch, bucket, run.optim, 0)
+            wanted, learned = one_gradient(
+                model, batch, RunState(bucket, None, Schedule(run.optim)), 0
+            )
             torch.testing.assert_close(grad_P, wanted.grad_P, atol=1e-5, rtol=1e-4)
             torch.testing.assert_close(sums_2, learned.sums_2, atol=0, rtol=1e-5)
 
@@ -79,7 +83,9 @@ def test_each_worker_may_have_weights_of_its_own(dnn):
     assert torch.equal(bucket.weights_P, before_P)
     for worker, (grad_P, sums_2) in enumerate(zip(grads_WP, sums_W2, strict=True)):
         bucket.weights_P.copy_(weights_WP[worker])
-        wanted, learned = one_gradient(model, batches[worker], bucket, run.optim, 0)
+        wanted, learned = one_gradient(
+            model, batches[worker], RunState(bucket, None, Schedule(run.optim)), 0
+        )
         torch.testing.assert_close(grad_P, wanted.grad_P, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(sums_2, learned.sums_2, atol=0, rtol=1e-5)
 
@@ -93,7 +99,7 @@ def test_in_bfloat16_gradients_are_close_and_stay_float32():
     together = Batched(model, bucket, schema.Precision.bf16)
     rounded_WP, sums_W2 = all_of(together.gradients(batches, None))
     for exact_P, rounded_P, batch in zip(exact_WP, rounded_WP, batches, strict=True):
-        alone = one_gradient(model, batch, bucket, run.optim, 0)[0].grad_P
+        alone = one_gradient(model, batch, RunState(bucket, None, Schedule(run.optim)), 0)[0].grad_P
         assert alone.dtype is rounded_P.dtype is torch.float32
         for found_P in (rounded_P, alone):
             error = float((found_P - exact_P).norm() / exact_P.norm())

@@ -1,5 +1,6 @@
 """Gradients by CUDA graphs are those without, to the bit; needs a GPU."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,8 @@ from asr_train.train import captured
 from asr_train.train.captured import captured_for
 from asr_train.train.identity import same_bits_every_time
 from asr_train.train.objective import CROSS_ENTROPY
+from asr_train.train.schedule import Schedule
+from asr_train.train.state import RunState
 from asr_train.train.step import one_gradient
 
 MELS, STATES = 8, 40
@@ -85,15 +88,17 @@ def test_graphs_compute_what_single_launches_do(precision):
     same_bits_every_time(device, len(bucket.weights_P) * 64, optim.precision)
     replicas = [bucket.weights_P, bucket.weights_P.clone()]
     graphs = captured_for(model, device, CROSS_ENTROPY, is_cut=False)
+    single = RunState(bucket, None, Schedule(optim))
+    by_graphs = replace(single, captured=graphs)
     for step in range(12):
         frames = 24 if step == 9 else 64
         batch = minibatch(model, frames, step, device)
         for replica_P in replicas:
             bucket.point_at(replica_P)
-            wanted, learned = one_gradient(model, batch, bucket, optim, step)
+            wanted, learned = one_gradient(model, batch, single, step)
             wanted_P = wanted.grad_P.clone()
             bucket.grad_P.fill_(7.0)
-            found, learned2 = one_gradient(model, batch, bucket, optim, step, CROSS_ENTROPY, graphs)
+            found, learned2 = one_gradient(model, batch, by_graphs, step)
             assert torch.equal(found.grad_P, wanted_P), step
             assert torch.equal(learned2.sums_2, learned.sums_2)
             assert found.frames == wanted.frames == frames

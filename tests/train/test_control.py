@@ -215,10 +215,10 @@ def test_a_try_leaves_no_trace(unbroken, splits, tmp_path, name, monkeypatch):
 def test_a_size_that_diverges_in_its_try_is_rejected(splits, tmp_path, monkeypatch, capsys):
     original = steps.one_gradient
 
-    def diverging(model, batch, bucket, *rest, **more):
-        found = original(model, batch, bucket, *rest, **more)
+    def diverging(model, batch, state, seed):
+        found = original(model, batch, state, seed)
         if batch is not None and batch.frames > 32:
-            bucket.grad_P.fill_(torch.nan)
+            state.bucket.grad_P.fill_(torch.nan)
         return found
 
     monkeypatch.setattr(steps, "one_gradient", diverging)
@@ -332,7 +332,7 @@ def test_what_is_put_back_is_what_was_held(splits, name):
         feed.start(begin)
         state.progress.step = begin
         for _ in range(count):
-            step(model, feed.next, state, run.optim)
+            step(model, feed.next, state)
         return [replica.weights_P.clone() for replica in method.replicas]
 
     steps(5, 0)

@@ -245,8 +245,8 @@ def new_state(splits, momentum=0.5) -> tuple[torch.nn.Module, RunState]:
 
 
 def taken(model, batch, run_state, momentum=0.5, max_norm=None) -> None:
-    optim = tiny.settings(momentum=momentum, max_norm=max_norm).optim
-    loop.step(model, lambda worker: batch, run_state, optim)
+    run_state.schedule.settings = tiny.settings(momentum=momentum, max_norm=max_norm).optim
+    loop.step(model, lambda worker: batch, run_state)
 
 
 def minibatches(splits, count: int) -> list:

@@ -24,6 +24,8 @@ from asr_train.model.stripes import StripedDnn
 from asr_train.schema import ModelSettings, build
 from asr_train.shards.batch import Batch
 from asr_train.train import loop, step
+from asr_train.train.schedule import Schedule
+from asr_train.train.state import RunState
 
 # Sums are in another order: matrices have other shapes, and errors are added up over stripes.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -161,8 +163,9 @@ def test_a_gradient_that_is_not_finite_in_one_stripe_is_so_in_all():
         ali_BT, mask_BT = torch.zeros(1, 5, dtype=torch.int64), torch.ones(1, 5, dtype=torch.bool)
         batch = Batch(torch.ones(1, 8, tiny.NUM_MELS), ali_BT, mask_BT, 5)
         with loss_parallel():
-            bucket = Bucket(model, opened)
-            found, _ = step.one_gradient(model, batch, bucket, tiny.settings().optim, seed=1)
+            schedule = Schedule(tiny.settings().optim)
+            state = RunState(Bucket(model, opened), None, schedule)
+            found, _ = step.one_gradient(model, batch, state, seed=1)
         return found.is_finite()
 
     assert forked.run(main, 1, 2, stripes=2) == [False, False]

@@ -386,8 +386,9 @@ def test_a_gradient_that_exploded_is_warned_of_while_its_residual_is_sent(
     """The loss is finite, and training would go wrong without a word."""
     one_gradient = steps.one_gradient
 
-    def exploded(model, batch, bucket, optim, seed, *more):
-        gradient, learned = one_gradient(model, batch, bucket, optim, seed, *more)
+    def exploded(model, batch, state, seed):
+        gradient, learned = one_gradient(model, batch, state, seed)
+        optim = state.optim
         if seed == steps.seed_of(optim.seed, 5, 0):  # worker 0 in step 5
             gradient.grad_P.mul_(1e5)
             if optim.max_norm is not None:
@@ -502,7 +503,8 @@ def test_every_worker_and_every_step_has_dropout_of_its_own(splits):
     batch = feed.next(0)  # the same for all
 
     def learned(step, optim=run.optim):
-        found = steps.gradients(model, lambda _: batch, state, range(2), optim, step, {})
+        state.progress.step, state.schedule.settings = step, optim
+        found = steps.gradients(model, lambda _: batch, state, range(2), {})
         return [gradient.grad_P.clone() for gradient in found]
 
     first, second = learned(5)
@@ -526,7 +528,7 @@ def test_a_step_that_one_worker_cannot_take_is_skipped_by_all(splits, capsys):
     model = model_of()
     state.bucket = Bucket(model)
     before_P = state.method.replicas[0].weights_P.clone()
-    loop.step(model, next_batch, state, run.optim)
+    loop.step(model, next_batch, state)
     assert torch.equal(state.method.replicas[0].weights_P, before_P)
     assert not owed(state)[0].any()
     assert [state.since_log[w].skipped for w in range(2)] == [1, 1]
