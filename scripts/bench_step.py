@@ -96,7 +96,7 @@ class Worker:
             same_bits_every_time(torch.device(DEVICE), self.size * frames)
         exchange = Loopback(range(1), torch.device(DEVICE))
         method: ExchangeMethod = sgd.build(run.comm, exchange, self.size)
-        self.state = RunState.fresh(self.bucket, method, Schedule(run.optim), momentum=0.0)
+        self.state = RunState.fresh(self.bucket, method, Schedule(run.optim))
         device = torch.device(DEVICE)
         self.state.captured = captured_for(self.model, device, CROSS_ENTROPY, is_cut=False)
         self.gtc = Gtc(exchange, self.size, run.comm.gtc or schema.GtcSettings(threshold=1.0))
@@ -241,7 +241,7 @@ def by_method(name: str, frames: int, tau: float, precision: Precision) -> dict[
             comm.bmuf.block_steps = BLOCK
         worker.bucket.weights_P.copy_(weights_P)
         built = build(comm, exchange, worker.size)
-        state = RunState.fresh(worker.bucket, built, Schedule(optim), momentum=0.0)
+        state = RunState.fresh(worker.bucket, built, Schedule(optim))
         captured = captured_for(worker.model, torch.device(DEVICE), CROSS_ENTROPY, is_cut=False)
         state.captured = captured
 

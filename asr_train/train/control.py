@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import torch
-
 from asr_train.model.store import Model
-from asr_train.schema import AutoMinibatchSettings, AutoRateSettings, OptimSettings
+from asr_train.schema import AutoMinibatchSettings, AutoRateSettings
 from asr_train.shards.reader import Shards
 from asr_train.train.async_steps import run_ahead
 from asr_train.train.evaluate import evaluate
@@ -74,12 +72,10 @@ class Controllers:
         thread: as in `Feed`.
     """
 
-    optim: OptimSettings
     model: Model
     state: RunState
     train_shards: Shards
     dev_shards: Shards
-    device: torch.device
     log: Callable[[dict[str, Any]], None]
     tell: Callable[[str], None]
     thread: Executor | None = None
@@ -87,29 +83,27 @@ class Controllers:
     def feed(self) -> Feed:
         """Return the minibatches of the current epoch, with the sizes chosen so far."""
         epoch = self.state.progress.epoch
-        return self._feed_of(list(self.optim.parts(epoch, self.state.control.minibatches)))
+        return self._feed_of(list(self.state.optim.parts(epoch, self.state.control.minibatches)))
 
     def _feed_of(self, parts: list[tuple[float, float, int, int | None]]) -> Feed:
-        exchange = self.state.method.exchange
+        state = self.state
         return Feed(
             self.train_shards,
-            self.optim,
-            seen_by(self.model, self.state.objective.whole),
-            len(exchange),
-            exchange.local,
-            self.state.progress.epoch,
-            self.device,
+            state.optim,
+            seen_by(self.model, state.objective.whole),
+            state.method.exchange,
+            state.progress.epoch,
             parts,
-            self.state.method.halves,
+            state.method.halves,
             self.thread,
         )
 
     def next_step(self, feed: Feed) -> int:
         """Return the first step of the epoch after this one before which something may be due."""
         progress, found = self.state.progress, [feed.num_steps]
-        if self.optim.auto_minibatch is not None:
+        if self.state.optim.auto_minibatch is not None:
             found.append(feed.part_end(progress.epoch_step))
-        if (auto := self.optim.auto_rate) is not None:
+        if (auto := self.state.optim.auto_rate) is not None:
             epochs = (self.state.control.checks + 1) * auto.every - progress.epoch
             found.append(feed.step_at(epochs))
         return max(progress.epoch_step + 1, min(found))
@@ -117,7 +111,7 @@ class Controllers:
     # --- rate -----------------------------------------------------------------------------------
 
     def rate_is_due(self, feed: Feed) -> bool:
-        auto = self.optim.auto_rate
+        auto = self.state.optim.auto_rate
         return auto is not None and self._checks(auto, feed) > self.state.control.checks
 
     def _checks(self, auto: AutoRateSettings, feed: Feed) -> int:
@@ -127,13 +121,13 @@ class Controllers:
 
     def set_rate(self, feed: Feed) -> None:
         """Measure held-out accuracy, and act on it."""
-        auto, state = self.optim.auto_rate, self.state
+        auto, state = self.state.optim.auto_rate, self.state
         assert auto is not None
         control = state.control
         self._finish_block()
         state.bucket.point_at(state.method.exported())
-        exchange = state.method.exchange
-        _, accuracy = evaluate(self.model, self.dev_shards, self.device, exchange, state.objective)
+        device, exchange = state.method.exchange.device, state.method.exchange
+        _, accuracy = evaluate(self.model, self.dev_shards, device, exchange, state.objective)
         before, control.checks = control.accuracy, self._checks(auto, feed)
         action = rate_action(before, accuracy, auto.gain)
         if action is RateAction.revert and state.kept is None:  # the number of workers has changed
@@ -165,7 +159,7 @@ class Controllers:
     # --- minibatch size -------------------------------------------------------------------------
 
     def minibatch_is_due(self, feed: Feed) -> bool:
-        auto = self.optim.auto_minibatch
+        auto = self.state.optim.auto_minibatch
         return auto is not None and self._block(auto, feed) > len(self.state.control.minibatches)
 
     def _block(self, auto: AutoMinibatchSettings, feed: Feed) -> int:
@@ -175,10 +169,10 @@ class Controllers:
 
     def set_minibatch(self, feed: Feed) -> None:
         """Try several sizes, and choose one for what comes next."""
-        auto, state = self.optim.auto_minibatch, self.state
+        auto, state = self.state.optim.auto_minibatch, self.state
         assert auto is not None
         control, progress = state.control, state.progress
-        current = [self.optim.minibatch_frames, *control.minibatches][-1]
+        current = [self.state.optim.minibatch_frames, *control.minibatches][-1]
         self._finish_block()
         rate = when(state, feed, progress.epoch_step)
         first, last = feed.phase(progress.epoch_step).share
@@ -207,7 +201,7 @@ class Controllers:
 
     def sizes(self, auto: AutoMinibatchSettings, current: int, frames: int) -> list[int]:
         """Return the sizes to try: of which the data, `frames` per worker, fill one minibatch."""
-        limit = min(auto.most, self.optim.pool_frames, frames)
+        limit = min(auto.most, self.state.optim.pool_frames, frames)
         asked = {max(auto.least, round(factor * current)) for factor in auto.factors}
         return sorted({size for size in asked if size <= limit} | {current})
 

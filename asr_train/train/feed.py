@@ -13,9 +13,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
+from asr_train.comm.exchange import Exchange
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
-from asr_train.shards.batch import Batch, Cut, Device, FramePools, Sequences
+from asr_train.shards.batch import Batch, Cut, FramePools, Sequences
 from asr_train.shards.reader import Shards
 from asr_train.train.state import RunState
 
@@ -61,8 +62,7 @@ class Feed:
 
     Args:
         seen: what the network takes as input.
-        workers: of the run.
-        local: those hosted here.
+        exchange: of all workers.
         parts: of the epoch, as `optim.parts` gives them; None: those without choices.
         halves: into so many steps a minibatch of several workers is cut.
         thread: it reads ahead; None: nothing does.
@@ -76,22 +76,20 @@ class Feed:
         shards: Shards,
         optim: OptimSettings,
         seen: Windows | Cut,
-        workers: int,
-        local: range,
+        exchange: Exchange,
         epoch: int,
-        device: Device,
         parts: Iterable[tuple[float, float, int, int | None]] | None = None,
         halves: int = 1,
         thread: Executor | None = None,
     ) -> None:
         self._thread = thread
-        self._settings = optim, seen, epoch, device
-        self._local = local
+        self._settings = optim, seen, epoch, exchange.device
+        self._local = exchange.local
         self._phases: list[Phase] = []
         self.num_steps = self.fewest = 0
         for first, last, minibatch_frames, most in optim.parts(epoch) if parts is None else parts:
             part = shards.span(first, last)
-            reading = min(workers, most or workers)
+            reading = min(len(exchange), most or len(exchange))
             if (first, last) != (0.0, 1.0):  # too short a part for all is read by fewer
                 reading = min(reading, part.span_samples)
             if reading == 0:

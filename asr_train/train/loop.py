@@ -123,7 +123,7 @@ def train(
     products = num_parameters * optim.minibatch_frames * together
     same_bits_every_time(device, products, optim.precision)
     method = build(run.comm, exchange, bucket.weights_P.numel())
-    state = RunState.fresh(bucket, method, Schedule(optim), optim.momentum, optim.adagrad)
+    state = RunState.fresh(bucket, method, Schedule(optim))
     state.objective = objective
     if is_batched:
         state.batched = Batched(model, bucket, optim.precision)
@@ -235,9 +235,7 @@ def train(
         thread = None if objective.whole else reading_thread(device, pools)
         if thread is not None:
             stack.callback(thread.shutdown, wait=False, cancel_futures=True)
-        control = Controllers(
-            optim, model, state, train_shards, dev_shards, device, log.row, tell, thread
-        )
+        control = Controllers(model, state, train_shards, dev_shards, log.row, tell, thread)
         while diverged is None and not state.schedule.is_finished:
             feed = control.feed()
             if feed.fewest < feed.num_steps and not progress.epoch_step:

@@ -31,7 +31,7 @@ from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.stripes import Stripes
 from asr_train.files import DamagedFileError
 from asr_train.model.store import load_tensors, save_tensors
-from asr_train.schema import AdagradSettings, OptimSettings
+from asr_train.schema import OptimSettings
 from asr_train.train.batched import Batched
 from asr_train.train.captured import Captured
 from asr_train.train.objective import CROSS_ENTROPY, Objective
@@ -189,14 +189,7 @@ class RunState:
     objective: Objective = CROSS_ENTROPY
 
     @classmethod
-    def fresh(
-        cls,
-        bucket: Bucket,
-        method: ExchangeMethod,
-        schedule: Schedule,
-        momentum: float,
-        adagrad: AdagradSettings | None = None,
-    ) -> "RunState":
+    def fresh(cls, bucket: Bucket, method: ExchangeMethod, schedule: Schedule) -> "RunState":
         """Create the state at the beginning: all workers have the model's weights."""
         state = cls(bucket, method, schedule)
         state.skipped_in_row = [0] * len(method.groups)
@@ -204,7 +197,7 @@ class RunState:
         shapes = [slot.shape for slot in bucket.table]
         if bucket.stripes is not None:
             method.total = bucket.stripes.total
-        method.begin(bucket.weights_P, momentum, shapes, adagrad)
+        method.begin(bucket.weights_P, state.optim.momentum, shapes, state.optim.adagrad)
         return state
 
     @property

@@ -4,7 +4,9 @@ import json
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -135,7 +137,8 @@ def test_sizes_fill_a_minibatch_and_stay_within_limits():
     auto = settings("sgd").optim.auto_minibatch
 
     def sizes(current: int, frames: int) -> list[int]:
-        controllers = Controllers(settings("sgd").optim, *[None] * 7)  # a pool of 500 frames
+        state = SimpleNamespace(optim=settings("sgd").optim)  # a pool of 500 frames
+        controllers = Controllers(None, state, *[None] * 4)
         return controllers.sizes(auto, current, frames)
 
     assert sizes(32, 1000) == [16, 32, 64]
@@ -325,10 +328,10 @@ def test_what_is_put_back_is_what_was_held(splits, name):
     bucket = Bucket(model)
     exchange = Loopback(range(workers), CPU)
     method = build(run.comm, exchange, bucket.weights_P.numel())
-    state = RunState.fresh(bucket, method, Schedule(run.optim), 0.5)
+    state = RunState.fresh(bucket, method, Schedule(replace(run.optim, momentum=0.5)))
 
     def steps(count: int, begin: int) -> list[torch.Tensor]:
-        feed = Feed(splits[0], run.optim, Windows(2, 1), workers, range(workers), 0, CPU)
+        feed = Feed(splits[0], run.optim, Windows(2, 1), exchange, 0)
         feed.start(begin)
         state.progress.step = begin
         for _ in range(count):
@@ -399,7 +402,7 @@ def test_a_simulated_clock_does_not_run_back_when_a_model_is_reverted():
         build_model(settings("gtc_async").model, 4, 6, torch.zeros(4), torch.ones(4), 0)
     )
     method = build(settings("gtc_async").comm, Loopback(range(3), CPU), len(bucket.weights_P))
-    state = RunState.fresh(bucket, method, Schedule(settings("gtc_async").optim), 0.0)
+    state = RunState.fresh(bucket, method, Schedule(settings("gtc_async").optim))
 
     class Source:
         most = 0

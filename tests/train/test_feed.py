@@ -7,6 +7,7 @@ import pytest
 import tiny
 import torch
 
+from asr_train.comm.loopback import Loopback
 from asr_train.files import DamagedFileError
 from asr_train.shards.batch import Cut
 from asr_train.shards.read_ahead import MOST_FRAMES, ReadAhead, reading_thread
@@ -26,7 +27,7 @@ def feed_of(shards, seen, workers, thread=None):
     """Several pools of several minibatches for each of four workers, in two parts of the epoch."""
     phases = [{"until": 0.4, "minibatch_frames": 16, "workers": None}]
     optim = tiny.settings(pool_frames=100, phases=phases).optim
-    return Feed(shards, optim, seen, workers, range(workers), 0, CPU, thread=thread)
+    return Feed(shards, optim, seen, Loopback(range(workers), CPU), 0, thread=thread)
 
 
 def batches(feed, step, last=None):

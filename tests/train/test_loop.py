@@ -230,7 +230,7 @@ def test_other_shards_start_a_run_over(splits, tmp_path, monkeypatch):
 
 
 def new_state(splits, momentum=0.5) -> tuple[torch.nn.Module, RunState]:
-    run, train = tiny.settings(), splits[0]
+    run, train = tiny.settings(momentum=momentum), splits[0]
     model = build_model(
         run.model,
         train.num_mels,
@@ -241,7 +241,7 @@ def new_state(splits, momentum=0.5) -> tuple[torch.nn.Module, RunState]:
     )
     bucket = Bucket(model)
     method = build(run.comm, Loopback(range(1), CPU), bucket.weights_P.numel())
-    return model, RunState.fresh(bucket, method, Schedule(run.optim), momentum)
+    return model, RunState.fresh(bucket, method, Schedule(run.optim))
 
 
 def taken(model, batch, run_state, momentum=0.5, max_norm=None) -> None:

@@ -106,7 +106,7 @@ def test_processes_give_the_files_of_virtual_workers(splits, tmp_path):
 def test_all_workers_take_as_many_steps(unbroken, splits):
     model, _ = load_model(unbroken / "model.json")
     optim = settings().optim
-    feed = Feed(splits[0], optim, seen_by(model), 3, range(3), 0, CPU)
+    feed = Feed(splits[0], optim, seen_by(model), Loopback(range(3), CPU), 0)
     feed.start(0)
     counts = [0, 0, 0]
     frames = 0

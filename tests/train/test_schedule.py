@@ -2,9 +2,12 @@ import pytest
 import tiny
 import torch
 
+from asr_train.comm.loopback import Loopback
 from asr_train.schema import SettingsError
 from asr_train.train.feed import Feed, Windows
 from asr_train.train.schedule import Schedule, warning
+
+CPU = torch.device("cpu")
 
 NAN = float("nan")
 
@@ -181,7 +184,7 @@ def test_in_every_part_all_frames_come_once_and_only_some_workers_read(splits):
     optim, shards, workers = phased(FIRST, SECOND), splits[0], 3
 
     def feed():
-        return Feed(shards, optim, Windows(0, 0), workers, range(workers), 0, torch.device("cpu"))
+        return Feed(shards, optim, Windows(0, 0), Loopback(range(workers), CPU), 0)
 
     whole = feed()
     taken = [[whole.next(worker) for worker in range(workers)] for _ in range(whole.num_steps)]
@@ -213,9 +216,7 @@ def test_in_every_part_all_frames_come_once_and_only_some_workers_read(splits):
 
 def test_the_share_of_an_epoch_that_is_done_counts_frames_not_steps(splits):
     for optim, workers in ((phased(), 1), (phased(FIRST, SECOND), 3), (phased(FIRST), 1)):
-        feed = Feed(
-            splits[0], optim, Windows(0, 0), workers, range(workers), 0, torch.device("cpu")
-        )
+        feed = Feed(splits[0], optim, Windows(0, 0), Loopback(range(workers), CPU), 0)
         done, shares = 0, []
         for step in range(feed.num_steps):
             shares.append(feed.share(step))
@@ -231,7 +232,7 @@ def test_the_share_of_an_epoch_that_is_done_counts_frames_not_steps(splits):
 
 
 def test_fewer_workers_than_a_part_asks_for_read_all_of_it(splits):
-    feed = Feed(splits[0], phased(FIRST), Windows(0, 0), 1, range(1), 0, torch.device("cpu"))
+    feed = Feed(splits[0], phased(FIRST), Windows(0, 0), Loopback(range(1), CPU), 0)
     batches = [feed.next(0) for _ in range(feed.num_steps)]
     assert sum(batch.frames for batch in batches if batch is not None) == splits[0].num_frames
 

@@ -312,7 +312,7 @@ def fresh(name, workers) -> RunState:
     run = settings(COMM[name])
     bucket = Bucket(model_of())
     method = build(run.comm, Loopback(range(workers), CPU), bucket.weights_P.numel())
-    return RunState.fresh(bucket, method, Schedule(run.optim), momentum=0.9)
+    return RunState.fresh(bucket, method, Schedule(replace(run.optim, momentum=0.9)))
 
 
 def owed(state: RunState) -> list[np.ndarray]:
@@ -499,7 +499,7 @@ def test_workers_that_share_a_model_share_its_memory(name, models):
 def test_every_worker_and_every_step_has_dropout_of_its_own(splits):
     state, run, model = fresh("allreduce", 2), settings(COMM["allreduce"]), model_of()
     state.bucket = Bucket(model)
-    feed = Feed(splits[0], run.optim, Windows(2, 1), 2, range(2), 0, CPU)
+    feed = Feed(splits[0], run.optim, Windows(2, 1), Loopback(range(2), CPU), 0)
     batch = feed.next(0)  # the same for all
 
     def learned(step, optim=run.optim):
@@ -516,7 +516,7 @@ def test_every_worker_and_every_step_has_dropout_of_its_own(splits):
 
 def test_a_step_that_one_worker_cannot_take_is_skipped_by_all(splits, capsys):
     state, run = fresh("gtc", 2), settings(COMM["gtc"])
-    feed = Feed(splits[0], run.optim, Windows(2, 1), 2, range(2), 0, CPU)
+    feed = Feed(splits[0], run.optim, Windows(2, 1), Loopback(range(2), CPU), 0)
     feed.start(0)
 
     def next_batch(worker):
