@@ -32,6 +32,7 @@ class ExchangeMethod:
         blocks: None: groups never exchange models (or there is only one).
     Attributes:
         replicas: one per group, once `begin` was called.
+        shapes: of their parameters.
         halves: steps that a minibatch of several workers is cut into; 2 with double buffering.
         ahead: drives asynchronous workers, in place of `reduce` and `apply`; None: synchronous.
         notice: line to print when a run starts; None: nothing.
@@ -54,6 +55,7 @@ class ExchangeMethod:
         self.sent = {worker: Sent() for worker in exchange.local}
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.replicas: list[Replica] = []
+        self.shapes: Sequence[Shape] = []
         self.partial: dict[int, Adagrad] = {}  # by local worker: of its own gradient
         self.total: Total | None = None  # set before `begin` if models are cut into stripes
 
@@ -140,7 +142,7 @@ class ExchangeMethod:
         Raises:
             ValueError: if AdaGrad's place is for a single worker, but there are several.
         """
-        shapes = [tuple(weights_P.shape)] if shapes is None else shapes
+        self.shapes = [tuple(weights_P.shape)] if shapes is None else shapes
         shares = max(map(len, self.groups)) > 1
         if adagrad is not None and adagrad.place is AdagradPlace.raw and shares:
             raise ValueError(
@@ -149,25 +151,22 @@ class ExchangeMethod:
             )
         if adagrad is not None and adagrad.place is AdagradPlace.partial and shares:
             for worker in self.exchange.local:
-                self.partial[worker] = adagrad_of(adagrad, shapes, weights_P.device, self.total)
+                self.partial[worker] = self._adagrad(adagrad)
             adagrad = None  # of the models
         for _ in self.groups:
             own_P = weights_P.clone() if self.replicas else weights_P
-            self.replicas.append(self._replica(own_P, momentum, shapes, adagrad))
+            self.replicas.append(self._replica(own_P, momentum, adagrad))
         if self.blocks is not None:
             self.blocks.begin(weights_P)
 
+    def _adagrad(self, settings: AdagradSettings) -> Adagrad:
+        return adagrad_of(settings, self.shapes, self.exchange.device, self.total)
+
     def _replica(
-        self,
-        weights_P: Tensor,
-        momentum: float,
-        shapes: Sequence[Shape],
-        adagrad: AdagradSettings | None,
+        self, weights_P: Tensor, momentum: float, adagrad: AdagradSettings | None
     ) -> Replica:
         """Return a group's model and optimizer."""
-        own = None
-        if adagrad is not None:
-            own = adagrad_of(adagrad, shapes, weights_P.device, self.total)
+        own = None if adagrad is None else self._adagrad(adagrad)
         return Replica(weights_P, Momentum(weights_P, momentum, own))
 
     def end_epoch(self) -> None:

@@ -4,7 +4,7 @@ One model for all workers, each of which owns a part of its optimizer (Seide et 
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from asr_train import schema
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.method import ExchangeMethod
 from asr_train.comm.onebit import OneBitSgd
-from asr_train.comm.optimizer import Momentum, Replica, Shape
+from asr_train.comm.optimizer import Momentum, Replica
 from asr_train.comm.reducers import Update
 from asr_train.schema import Virtual
 
@@ -29,13 +29,9 @@ class OneBitMethod(ExchangeMethod):
         self._delays_trials = settings.onebit.delayed_trials
 
     def _replica(
-        self,
-        weights_P: Tensor,
-        momentum: float,
-        shapes: Sequence[Shape],
-        adagrad: schema.AdagradSettings | None,
+        self, weights_P: Tensor, momentum: float, adagrad: schema.AdagradSettings | None
     ) -> Replica:
-        self.owners.begin(shapes, momentum, adagrad, self.total)
+        self.owners.begin(self.shapes, momentum, adagrad, self.total)
         return Replica(weights_P, Momentum(weights_P, 0.0))
 
     @contextlib.contextmanager
