@@ -400,6 +400,7 @@ class Saved:
         return load_tensors(self.folder / self.parts[worker]["path"])
 
 
+@dataclass
 class Checkpoints:
     """The checkpoints of one run in `folder`, which all processes share.
 
@@ -407,25 +408,18 @@ class Checkpoints:
         identity: hash of settings and data; a run resumes only from checkpoints with its own.
         keep: how many of the newest to keep.
         epochs: of the run, which does not resume from a later one.
-        exchange: of all workers, of all their stripes; None: one.
+        exchange: of all workers, or of all their stripes; a single worker's, if none is given.
         stripes: that the models are cut into; None: they are whole.
     """
 
-    def __init__(
-        self,
-        folder: Path | str,
-        identity: str,
-        keep: int,
-        epochs: int,
-        exchange: Exchange | None = None,
-        stripes: Stripes | None = None,
-    ) -> None:
-        self.folder = Path(folder)
-        self.identity = identity
-        self.keep = keep
-        self.epochs = epochs
-        self.exchange = exchange or Loopback(range(1), torch.device("cpu"))
-        self.stripes = stripes
+    folder: Path
+    identity: str
+    keep: int
+    epochs: int
+    exchange: Exchange = field(default_factory=lambda: Loopback(range(1), torch.device("cpu")))
+    stripes: Stripes | None = None
+
+    def __post_init__(self) -> None:
         self._leads = self.exchange.members[0] in self.exchange.local
 
     def save(self, step: int, contents: Iterator[tuple[int, dict[str, Any]]], begun: int) -> None:
