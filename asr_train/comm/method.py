@@ -8,7 +8,7 @@ many workers need only one gradient's memory. Knows nothing of networks or shard
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from asr_train.comm.reducers import Gradient, Reducer, Sent, Update
 from asr_train.schema import AdagradPlace, AdagradSettings
 
 
+@dataclass(eq=False)
 class ExchangeMethod:
     """The exchange among workers; each of `comm.methods` is one, with parts of its own.
 
@@ -30,29 +31,24 @@ class ExchangeMethod:
         groups: those that have a worker here.
         reducers: one per group.
         blocks: None: groups never exchange models (or there is only one).
-    Attributes:
-        replicas: one per group, once `begin` was called.
-        shapes: of their parameters.
         halves: steps that a minibatch of several workers is cut into; 2 with double buffering.
         ahead: drives asynchronous workers, in place of `reduce` and `apply`; None: synchronous.
         notice: line to print when a run starts; None: nothing.
+    Attributes:
+        replicas: one per group, once `begin` was called.
+        shapes: of their parameters.
     """
 
+    exchange: Exchange
+    groups: Sequence[Exchange]
+    reducers: Sequence[Reducer]
+    blocks: MomentumBlocks | None = None
     halves: int = 1
     ahead: AsyncWorkers | None = None
     notice: str | None = None
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        groups: Sequence[Exchange],
-        reducers: Sequence[Reducer],
-        blocks: MomentumBlocks | None = None,
-    ) -> None:
-        assert len(groups) == len(reducers)
-        self.exchange, self.groups = exchange, list(groups)
-        self.reducers, self.blocks = list(reducers), blocks
-        self.sent = {worker: Sent() for worker in exchange.local}
+    def __post_init__(self) -> None:
+        self.sent = {worker: Sent() for worker in self.exchange.local}
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.replicas: list[Replica] = []
         self.shapes: Sequence[Shape] = []

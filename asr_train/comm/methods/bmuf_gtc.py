@@ -20,7 +20,5 @@ def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> Excha
     for group in groups:
         reducers.append(gtc_reducer(settings, group, size, reducers))
     blocks = momentum_blocks(settings, exchange, group_size)
-    method = ExchangeMethod(exchange, groups, reducers, blocks)
-    count = len(exchange) // group_size
-    method.notice = f"bmuf_gtc: {count} groups of {group_size}, one model each"
-    return method
+    notice = f"bmuf_gtc: {len(exchange) // group_size} groups of {group_size}, one model each"
+    return ExchangeMethod(exchange, groups, reducers, blocks, notice=notice)

@@ -22,8 +22,8 @@ def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> Excha
     if len(exchange) == 1:
         return ExchangeMethod(exchange, [exchange], [Alone()])
     ahead = workers_of(settings, exchange, size)
-    method = ExchangeMethod(exchange, [exchange], [ahead])
-    method.ahead, method.sent, method.seconds = ahead, ahead.sent, ahead.seconds
+    method = ExchangeMethod(exchange, [exchange], [ahead], ahead=ahead)
+    method.sent, method.seconds = ahead.sent, ahead.seconds
     return method
 
 
