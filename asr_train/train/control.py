@@ -126,8 +126,8 @@ class Controllers:
         control = state.control
         self._finish_block()
         state.bucket.point_at(state.method.exported())
-        device, exchange = state.method.exchange.device, state.method.exchange
-        _, accuracy = evaluate(self.model, self.dev_shards, device, exchange, state.objective)
+        exchange = state.method.exchange
+        _, accuracy = evaluate(self.model, self.dev_shards, exchange, state.objective)
         before, control.checks = control.accuracy, self._checks(auto, feed)
         action = rate_action(before, accuracy, auto.gain)
         if action is RateAction.revert and state.kept is None:  # the number of workers has changed

@@ -6,7 +6,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from asr_train.comm.exchange import Exchange
-from asr_train.comm.loopback import Loopback
 from asr_train.model.store import Model
 from asr_train.shards.batch import Batch, context_padded, lattices_of
 from asr_train.shards.reader import Shards
@@ -18,18 +17,13 @@ DEV_FRAMES = 4096  # evaluated at once; one utterance if that is longer
 
 @torch.inference_mode()
 def evaluate(
-    model: Model,
-    shards: Shards,
-    device: torch.device,
-    exchange: Exchange | None = None,
-    objective: Objective = CROSS_ENTROPY,
+    model: Model, shards: Shards, exchange: Exchange, objective: Objective = CROSS_ENTROPY
 ) -> tuple[float, float]:
     """Return the mean loss per frame (cross-entropy: nats), and the frame accuracy.
 
     Over all frames, so that networks trained on all frames or on fewer can be compared. Each worker
     evaluates a part; if there are fewer utterances than workers, some have none.
     """
-    exchange = exchange or Loopback(range(1), device)
     was_training = model.training
     model.eval()
     parts = min(len(exchange), shards.num_samples)
@@ -37,7 +31,7 @@ def evaluate(
     for worker in exchange.local:
         loss, correct = 0.0, 0
         rowwise = model.is_recurrent or objective.whole
-        for batch in whole_utterances(shards, model, device, worker, parts, rowwise):
+        for batch in whole_utterances(shards, model, exchange.device, worker, parts, rowwise):
             batch_loss, batch_correct = objective(model.every_frame(batch.feats_BTF), batch)
             loss += batch_loss.item()
             correct += int(batch_correct.item())

@@ -220,7 +220,7 @@ def train(
             """Evaluate the network, write DEV's row, and return DEV's loss."""
             bucket.point_at(method.exported())
             check_finite("the weights", bucket.weights_P, bucket, progress.step)
-            loss, accuracy = evaluate(model, dev_shards, device, exchange, objective)
+            loss, accuracy = evaluate(model, dev_shards, exchange, objective)
             if not math.isfinite(loss):
                 raise NotFiniteError(
                     f"DEV's loss is {loss} at step {progress.step}; lower optim.rate"

@@ -79,7 +79,7 @@ def test_the_model_knows_what_it_was_trained_on(unbroken, splits):
     assert {key: about[key] for key in tiny.ABOUT} == tiny.ABOUT
     assert torch.equal(model.mean_F, torch.from_numpy(splits[0].mean_F))
     assert torch.equal(model.var_F, torch.from_numpy(splits[0].var_F))
-    loss, accuracy = loop.evaluate(model, splits[1], CPU)
+    loss, accuracy = loop.evaluate(model, splits[1], Loopback(range(1), CPU))
     assert about["dev"] == {"loss": loss, "accuracy": accuracy}
 
 
@@ -427,15 +427,15 @@ def test_dev_is_evaluated_as_if_each_utterance_stood_alone(unbroken, splits, mon
     frames = splits[1].num_frames
     for at_once in (1, 100, frames, 2 * frames):
         monkeypatch.setattr(evaluate, "DEV_FRAMES", at_once)
-        found = loop.evaluate(model, splits[1], CPU)
+        found = loop.evaluate(model, splits[1], Loopback(range(1), CPU))
         assert found == (pytest.approx(loss / frames, rel=1e-5), correct / frames)
 
 
 def test_dev_may_have_fewer_utterances_than_there_are_workers(unbroken, splits):
     model, _ = load_model(unbroken / "model.json")
     many = Loopback(range(splits[1].num_samples + 1), CPU)
-    found = loop.evaluate(model, splits[1], CPU, many)
-    assert found == pytest.approx(loop.evaluate(model, splits[1], CPU))
+    found = loop.evaluate(model, splits[1], many)
+    assert found == pytest.approx(loop.evaluate(model, splits[1], Loopback(range(1), CPU)))
 
 
 def test_dropout_is_of_training_alone(splits, tmp_path):
@@ -445,7 +445,7 @@ def test_dropout_is_of_training_alone(splits, tmp_path):
     wanted = about["dev"]["loss"], about["dev"]["accuracy"]
     for is_training in (False, True):
         model.train(is_training)
-        assert loop.evaluate(model, splits[1], CPU) == wanted
+        assert loop.evaluate(model, splits[1], Loopback(range(1), CPU)) == wanted
         assert model.training == is_training  # it is as before
     feats_BTF = torch.randn(1, 40, tiny.NUM_MELS)
     model.train()

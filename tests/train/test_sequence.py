@@ -130,14 +130,14 @@ def test_a_run_lowers_its_objective_from_the_network_it_begins_with(
 ):
     model, _ = load_model(first)
     found = objective_of(objective(kind), latticed[0])  # TRAIN's priors
-    before, _ = evaluate(model, latticed[1], CPU, objective=found)
+    before, _ = evaluate(model, latticed[1], Loopback(range(1), CPU), found)
     path = trained(tmp_path / "run", latticed, first, kind)
     ends = [row for row in rows(tmp_path / "run") if "dev_loss" in row]
     assert ends[-1]["dev_loss"] < before
     assert [row["rate"] for row in ends] == [0.02, 0.02]
     last, _ = load_model(path)
-    assert evaluate(last, latticed[1], CPU, objective=found)[0] == ends[-1]["dev_loss"]
-    parts = evaluate(last, latticed[1], CPU, Loopback(range(3), CPU), found)
+    assert evaluate(last, latticed[1], Loopback(range(1), CPU), found)[0] == ends[-1]["dev_loss"]
+    parts = evaluate(last, latticed[1], Loopback(range(3), CPU), found)
     assert parts[0] == pytest.approx(ends[-1]["dev_loss"])
 
 
