@@ -247,7 +247,7 @@ def by_method(name: str, frames: int, tau: float, precision: Precision) -> dict[
 
         def a_block(state: RunState = state, workers: int = workers) -> None:
             for _ in range(BLOCK):
-                state.method.begin_step(workers, frames * workers)
+                state.method.begin_step(workers, frames)
                 step(worker.model, lambda _: batch, state)
 
         a_block()  # compiles kernels and records graphs
