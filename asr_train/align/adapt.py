@@ -7,7 +7,7 @@ adapted frames also holds the Gaussians of unadapted frames (Kaldi's final.alimd
 before there are transforms and score speakers without one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from asr_train.data.features import Utterance
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
-from asr_train.lang.states import States
 from asr_train.schema import AliSettings, FmllrSettings
 
 CHUNK = 50  # utterances in memory at once
@@ -75,24 +74,26 @@ class Adapted:
 def estimated(
     read: Adapted,
     sharing: Gmm,
-    target: Gmm,
-    states: States,
+    model: Mixtures,
     settings: FmllrSettings,
-    paths: Iterable[tuple[Utterance, Outcome | None]],
+    utterances: Sequence[Utterance],
+    outcomes: Sequence[Outcome | None],
 ) -> Adapted:
     """Estimate new transforms, one per speaker, from state paths.
 
     Args:
         read: the present adaptation.
         sharing: the Gaussians that give the shares of the adapted frames.
-        target: as many Gaussians, towards which the unadapted frames are transformed.
-        states: of both, and of the paths.
+        model: as many Gaussians of the same states, towards which the unadapted frames are
+            transformed.
+        outcomes: of the utterances, in the model's states.
     """
-    weight_S = np.ones(states.num_states)
-    weight_S[states.of(SILENCE)] = settings.silence_weight
+    target = model.gmm
+    weight_S = np.ones(target.num_states)
+    weight_S[model.states.of(SILENCE)] = settings.silence_weight
     sharing.terms, sharing.first_S  # noqa: B018 - cached before the workers fork
     by_speaker: dict[str, list[tuple[Utterance, np.ndarray]]] = {}
-    for utterance, outcome in paths:
+    for utterance, outcome in zip(utterances, outcomes, strict=True):
         aligned = by_speaker.setdefault(utterance.speaker, [])
         if isinstance(outcome, Aligned):
             aligned.append((utterance, outcome.states_T))
@@ -159,9 +160,8 @@ def adapt(
         score, loop_S = scores(model, read), model.gmm.loop_S
         aligned = align_all(score, spoken, lang, model.states, loop_S, ali)
         logliks.append([o.loglik if isinstance(o, Aligned) else None for o in aligned])
-        paths = zip(utterances, aligned, strict=True)
-        read = estimated(read, sharing, model.gmm, model.states, settings, paths)
-        del aligned, paths  # before the next ones are found: all paths are large
+        read = estimated(read, sharing, model, settings, utterances, aligned)
+        del aligned  # before the next ones are found: all paths are large
     return replace(read, gain=_gain(utterances, *logliks))
 
 

@@ -43,6 +43,7 @@ from asr_train.search.forced import ready
 
 Log = Callable[[dict[str, Any]], None]
 Sums = TypeVar("Sums")
+Arrays = Sequence[np.ndarray]
 CHUNK = 50  # utterances summed together
 LEAST_VARIANCE = 1e-6
 
@@ -120,9 +121,9 @@ def _start_flat(job: Job) -> Start:
     mean_D, variance_D = _moments(read, feats.utterances)
     s = lang.states.num_states
     loop_S = usual_loops(lang, feats.settings.shift_seconds)
-    means_SD, variances_SD = np.tile(mean_D, (s, 1)), np.tile(variance_D, (s, 1))
-    gmm = Gmm(np.arange(s), np.ones(s), means_SD, variances_SD, loop_S)
     floor_D = job.settings.variance_floor * variance_D
+    none = np.zeros(s), np.zeros((s, len(mean_D))), np.zeros((s, len(mean_D)))
+    gmm = _gaussians(none, (mean_D, variance_D), floor_D, loop_S)
     chosen = easiest(feats.utterances, lang, flat.utterances, flat.seconds)
     if not chosen:
         raise ValueError(
@@ -132,11 +133,8 @@ def _start_flat(job: Job) -> Start:
     frames = sum(u.frames for u in chosen)
     for number in range(1, flat.passes + 1):
         start = time.time()
-        frames_S, sum_SD, squares_SD, loglik = flat_start(gmm.scores, read, chosen, lang, loop_S)
-        some_S1 = np.maximum(frames_S, 1e-3)[:, None]
-        means_SD = np.where(some_S1 < 2, mean_D, sum_SD / some_S1)
-        variances_SD = np.where(some_S1 < 2, variance_D, squares_SD / some_S1 - means_SD**2)
-        gmm = Gmm(np.arange(s), np.ones(s), means_SD, np.maximum(variances_SD, floor_D), loop_S)
+        *sums, loglik = flat_start(gmm.scores, read, chosen, lang, loop_S)
+        gmm = _gaussians(sums, (mean_D, variance_D), floor_D, loop_S)
         job.log(
             {
                 "flat_pass": number,
@@ -147,6 +145,21 @@ def _start_flat(job: Job) -> Start:
         )
     outcomes = [unfit(u.words.split(), u.frames, lang) for u in feats.utterances]
     return Start(Mixtures(front, gmm, lang.states), Adapted(read), list(outcomes), floor_D)
+
+
+def _gaussians(sums: Arrays, others: Arrays, floor_D: np.ndarray, loop_S: np.ndarray) -> Gmm:
+    """Return one Gaussian per state.
+
+    Args:
+        sums: frames, sums and sums of squares, by state.
+        others: mean and variance of states with few frames.
+    """
+    (frames_S, sum_SD, squares_SD), (mean_D, variance_D) = sums, others
+    some_S1 = np.maximum(frames_S, 1e-3)[:, None]
+    means_SD = np.where(some_S1 < 2, mean_D, sum_SD / some_S1)
+    variances_SD = np.where(some_S1 < 2, variance_D, squares_SD / some_S1 - means_SD**2)
+    s = len(frames_S)
+    return Gmm(np.arange(s), np.ones(s), means_SD, np.maximum(variances_SD, floor_D), loop_S)
 
 
 def _moments(read: Read, utterances: list[Utterance]) -> tuple[np.ndarray, np.ndarray]:
@@ -180,20 +193,20 @@ def _start_from(job: Job, before: Mixtures) -> Start:
     if settings.fmllr is None:
         read = Adapted(front(job.feats))
     else:
-        read = _readapted(job, before, read, outcomes)
+        read = estimated(read, before.gmm, before, settings.fmllr, job.utterances, outcomes)
         row["speakers"] = read.summary()
     stats = _triphones(job, read, outcomes)
     states = before.states
     if settings.tree is not None:
         positions = [states.positions(p) for p in range(len(states.phones))]
-        tree, growth = grow(stats, positions, settings.tree, states.phones)
+        tree, row["tree"] = grow(stats, positions, settings.tree, states.phones)
         states = States(states.phones, states.phone_states, states.silence_states, tree)
-        row["tree"] = growth.plain()
-    visits_K = stats_visits(outcomes, stats)
-    gmm, floor_D = _one_gaussian_each(stats, visits_K, states, settings)
-    job.log({**row, "states": states.num_states, "seconds": round(time.time() - start, 2)})
     moved = [_with_states(o, states) if isinstance(o, Aligned) else o for o in outcomes]
-    return Start(Mixtures(front, gmm, states), read, list(moved), floor_D)
+    visits = (_visits(o, states.num_states) for o in moved if isinstance(o, Aligned))
+    visits_S = sum(visits, np.zeros(states.num_states))
+    gmm, floor_D = _one_gaussian_each(stats, visits_S, states, settings)
+    job.log({**row, "states": states.num_states, "seconds": round(time.time() - start, 2)})
+    return Start(Mixtures(front, gmm, states), read, moved, floor_D)
 
 
 def _aligned_by(job: Job, before: Mixtures) -> tuple[Adapted, list[Outcome | None]]:
@@ -221,10 +234,11 @@ def triphone_keys(outcome: Aligned) -> np.ndarray:
     return np.column_stack([key_T3, outcome.position_T]).astype(np.int32)
 
 
-def _entries(outcome: Aligned) -> np.ndarray:
-    """Return the frames at which a state is entered: a phone or position begins there."""
+def _visits(outcome: Aligned, num_states: int) -> np.ndarray:
+    """Count how often each state is entered: a phone or position begins there; int64 [S]."""
     place_T = outcome.phone_of_frames() * 64 + outcome.position_T
-    return np.flatnonzero(np.diff(place_T, prepend=-1))
+    begins_T = np.diff(place_T, prepend=-1) != 0
+    return np.bincount(outcome.states_T[begins_T], minlength=num_states)
 
 
 def _with_states(outcome: Aligned, states: States) -> Aligned:
@@ -250,9 +264,9 @@ def _summed(
     read: Read,
     outcomes: list[Outcome | None],
     of: Callable[[np.ndarray, np.ndarray], Sums],
-    without: Sequence[int] = (),
-) -> Iterator[Sums]:
-    """Yield `of`(frames, their states) of each chunk, in order.
+    without: Sequence[int],
+) -> Sums:
+    """Add up `of`(frames, their states) of all chunks, in order.
 
     Args:
         without: states whose frames are left out.
@@ -266,7 +280,8 @@ def _summed(
             x_ND, state_N = x_ND[kept_N], state_N[kept_N]
         return of(x_ND, state_N)
 
-    return _by_chunk(job, outcomes, frames_of)
+    total: Sums = reduce(add, _by_chunk(job, outcomes, frames_of))
+    return total
 
 
 def _triphones(job: Job, read: Read, outcomes: list[Outcome | None]) -> Stats:
@@ -278,19 +293,8 @@ def _triphones(job: Job, read: Read, outcomes: list[Outcome | None]) -> Stats:
     return summed(_by_chunk(job, outcomes, of))
 
 
-def stats_visits(outcomes: Sequence[Outcome | None], stats: Stats) -> np.ndarray:
-    """Count how often each triphone state was entered: float64 [K]."""
-    place = {tuple(key): k for k, key in enumerate(stats.key_K4.tolist())}
-    visits_K = np.zeros(len(place))
-    for outcome in outcomes:
-        if isinstance(outcome, Aligned):
-            keys = triphone_keys(outcome)[_entries(outcome)].tolist()
-            np.add.at(visits_K, [place[tuple(key)] for key in keys], 1)
-    return visits_K
-
-
 def _one_gaussian_each(
-    stats: Stats, visits_K: np.ndarray, states: States, settings: GmmSettings
+    stats: Stats, visits_S: np.ndarray, states: States, settings: GmmSettings
 ) -> tuple[Gmm, np.ndarray]:
     """Return one Gaussian per state with its frames' mean and variance, and the variance floor.
 
@@ -300,19 +304,15 @@ def _one_gaussian_each(
     state_K = states.table_LPRJ[left_K, phone_K, right_K, position_K]
     s, dims = states.num_states, stats.sum_KD.shape[1]
     frames_S = np.bincount(state_K, stats.count_K, s)
-    visits_S = np.bincount(state_K, visits_K, s)
     sum_SD, squares_SD = np.zeros((s, dims)), np.zeros((s, dims))
     np.add.at(sum_SD, state_K, stats.sum_KD)
     np.add.at(squares_SD, state_K, stats.squares_KD)
     mean_D = sum_SD.sum(0) / frames_S.sum()
     variance_D = squares_SD.sum(0) / frames_S.sum() - mean_D**2 + LEAST_VARIANCE
     floor_D = settings.variance_floor * variance_D
-    some_S1 = np.maximum(frames_S, 1e-3)[:, None]
-    means_SD = np.where(some_S1 < 2, mean_D, sum_SD / some_S1)
-    variances_SD = np.where(some_S1 < 2, variance_D, squares_SD / some_S1 - means_SD**2)
     loop_S = (frames_S - visits_S + 1) / (frames_S + 2)
-    gmm = Gmm(np.arange(s), np.ones(s), means_SD, np.maximum(variances_SD, floor_D), loop_S)
-    return gmm, floor_D
+    sums = frames_S, sum_SD, squares_SD
+    return _gaussians(sums, (mean_D, variance_D), floor_D, loop_S), floor_D
 
 
 # --- linear transforms --------------------------------------------------------------------------
@@ -327,41 +327,32 @@ def _left_out(job: Job, states: States) -> Sequence[int]:
 def _lda(job: Job, front: Front, outcomes: list[Outcome | None], states: States) -> np.ndarray:
     """Estimate the projection of spliced frames that separates the previous system's states."""
     assert job.settings.lda is not None
-    sums = _summed(
+    total = _summed(
         job,
         front(job.feats),
         outcomes,
         lambda x_ND, states_N: Classes.of(x_ND, states_N, states.num_states),
         _left_out(job, states),
     )
-    total: Classes = reduce(add, sums)
     return lda(total, job.settings.lda.dims).astype(np.float32)
 
 
 def _mllt(job: Job, model: Mixtures, outcomes: list[Outcome | None]) -> tuple[Mixtures, float]:
     """Transform the features so that diagonal covariances fit better; transform the means too."""
     gmm = model.gmm
-    sums = _summed(
+    total = _summed(
         job,
         model.front(job.feats),
         outcomes,
         lambda x_ND, states_N: FullSums.of(x_ND, shares(gmm, x_ND, states_N), gmm.variance_GD),
         _left_out(job, model.states),
     )
-    total: FullSums = reduce(add, sums)
     turn = mllt(total, gmm.mean_GD, gmm.variance_GD)
     assert model.front.transform_dD is not None
     turned_dD = (turn.matrix @ model.front.transform_dD).astype(np.float32)
     front = replace(model.front, transform_dD=turned_dD)
     turned = replace(gmm, mean_GD=gmm.mean_GD @ turn.matrix.T)
     return replace(model, front=front, gmm=turned), turn.gain_per_frame
-
-
-def _readapted(job: Job, model: Mixtures, read: Adapted, outcomes: list[Outcome | None]) -> Adapted:
-    """Estimate every speaker's transform towards the model; `read` is the present adaptation."""
-    assert job.settings.fmllr is not None
-    paths = zip(job.utterances, outcomes, strict=True)
-    return estimated(read, model.gmm, model.gmm, model.states, job.settings.fmllr, paths)
 
 
 def _unadapted(
@@ -377,14 +368,13 @@ def _unadapted(
     Args:
         counts: of the adapted frames, by the Gaussians of `gmm`.
     """
-    d = gmm.mean_GD.shape[1]
 
-    def of(both_ND: np.ndarray, states_N: np.ndarray) -> Counts:
-        x_ND, plain_ND = (np.ascontiguousarray(half) for half in np.hsplit(both_ND, [d]))
-        return count(gmm, x_ND, states_N, np.zeros(gmm.num_states), plain_ND)
+    def of(aligned: list[tuple[Utterance, Aligned]]) -> Counts:
+        x_ND, plain_ND = (np.concatenate([r(u) for u, _ in aligned]) for r in (read, read.plain))
+        state_N = np.concatenate([o.states_T for _, o in aligned])
+        return count(gmm, x_ND, state_N, np.zeros(gmm.num_states), plain_ND)
 
-    both = lambda u: np.hstack([read(u), read.plain(u)])  # noqa: E731
-    total: Counts = reduce(add, _summed(job, both, outcomes, of))
+    total: Counts = reduce(add, _by_chunk(job, outcomes, of))
     return estimate(gmm, replace(total, visits_S=counts.visits_S), floor_D, job.settings.min_count)
 
 
@@ -424,7 +414,7 @@ def _passes(job: Job, begin: Start) -> tuple[Mixtures, list[Outcome]]:
             model, row["mllt_gain"] = _mllt(job, model, outcomes)
             read = Adapted(model.front(job.feats))
         if own.fmllr is not None and number in own.fmllr.passes and number < own.passes:
-            read = _readapted(job, model, read, outcomes)
+            read = estimated(read, model.gmm, model, own.fmllr, job.utterances, outcomes)
             row["speakers"] = read.summary()
         job.log({**row, "seconds": round(time.time() - start, 2)})
     return model, [o for o in outcomes if o is not None]
@@ -439,7 +429,8 @@ def _pass(
 
     def one(chunk: range) -> tuple[list[Outcome | None], Counts]:
         new: list[Outcome | None]
-        new, xs, states = [], [np.zeros((0, gmm.mean_GD.shape[1]), np.float32)], []
+        new, xs = [], [np.zeros((0, gmm.mean_GD.shape[1]), np.float32)]
+        states = [np.zeros(0, np.int32)]
         visits_S = np.zeros(gmm.num_states)
         for u in chunk:
             utterance, outcome = job.utterances[u], outcomes[u]
@@ -452,9 +443,8 @@ def _pass(
             if isinstance(outcome, Aligned):
                 xs.append(x_TD)
                 states.append(outcome.states_T)
-                np.add.at(visits_S, outcome.states_T[_entries(outcome)], 1)
-        state_N = np.concatenate(states) if states else np.zeros(0, np.int32)
-        return new, count(gmm, np.concatenate(xs), state_N, visits_S)
+                visits_S += _visits(outcome, gmm.num_states)
+        return new, count(gmm, np.concatenate(xs), np.concatenate(states), visits_S)
 
     new: list[Outcome | None] = []
     total: Counts | None = None

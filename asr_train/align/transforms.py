@@ -29,6 +29,16 @@ class Summed:
         return type(self)(*(own + more for own, more in pairs))
 
 
+def sums_by(label_N: np.ndarray, x_NM: np.ndarray, labels: int) -> np.ndarray:
+    """Sum rows of equal label, in their order: float64 [labels, M]."""
+    order_N = np.argsort(label_N, kind="stable")
+    seen, first = np.unique(label_N[order_N], return_index=True)
+    sum_LM = np.zeros((labels, x_NM.shape[1]))
+    if len(seen):
+        sum_LM[seen] = np.add.reduceat(x_NM[order_N], first)
+    return sum_LM
+
+
 # --- LDA ----------------------------------------------------------------------------------------
 
 
@@ -51,13 +61,7 @@ class Classes(Summed):
         """Sum frames (usually spliced), with the class (tied state) of each."""
         x_ND = x_ND.astype(np.float64)
         count_C = np.bincount(class_N, minlength=num_classes).astype(np.float64)
-        sum_CD = np.zeros((num_classes, x_ND.shape[1]))
-        order_N = np.argsort(class_N, kind="stable")
-        seen_c = np.flatnonzero(count_C)
-        if len(seen_c):
-            first_c = np.searchsorted(class_N[order_N], seen_c)
-            sum_CD[seen_c] = np.add.reduceat(x_ND[order_N], first_c)
-        return Classes(count_C, sum_CD, x_ND.T @ x_ND)
+        return Classes(count_C, sums_by(class_N, x_ND, num_classes), x_ND.T @ x_ND)
 
     def covariances(self) -> tuple[np.ndarray, np.ndarray]:
         """Return covariances within and between classes: float64 [D, D]; they sum to the total."""

@@ -1,6 +1,6 @@
 """Statistics of triphone states -> **tied states**: derive questions, grow trees (lang.tree).
 
-    phones and frames --triphone_keys, summed--> Stats --questions, grow--> Tree, Growth
+    phones and frames --triphone_keys, summed--> Stats --questions, grow--> Tree
 
 Each triphone state is one diagonal Gaussian; a split gains the likelihood of two Gaussians over one
 (Young, Odell and Woodland, 1994). The best split over all trees is made first. Questions come from
@@ -10,11 +10,12 @@ the mixtures trained afterwards.
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from asr_train.align.transforms import sums_by
 from asr_train.lang.tree import CENTRE, LEFT, RIGHT, Tree
 from asr_train.schema import QuestionStates, TreeSettings
 
@@ -50,16 +51,9 @@ class Stats:
     def of(key_T4: np.ndarray, x_TD: np.ndarray) -> "Stats":
         """Sum frames, with the triphone state of each."""
         key_K4, inverse_T = np.unique(key_T4, axis=0, return_inverse=True)
-        order_T = np.argsort(inverse_T.reshape(-1), kind="stable")
-        count_K = np.bincount(inverse_T.reshape(-1), minlength=len(key_K4))
-        first_K = np.concatenate([[0], np.cumsum(count_K)[:-1]])
-        x_TD = x_TD[order_T].astype(np.float64)
-        return Stats(
-            key_K4,
-            count_K.astype(np.float64),
-            np.add.reduceat(x_TD, first_K),
-            np.add.reduceat(x_TD * x_TD, first_K),
-        )
+        key_T, size, x_TD = inverse_T.reshape(-1), len(key_K4), x_TD.astype(np.float64)
+        count_K = np.bincount(key_T).astype(np.float64)
+        return Stats(key_K4, count_K, sums_by(key_T, x_TD, size), sums_by(key_T, x_TD * x_TD, size))
 
     def matrix(self) -> np.ndarray:
         """Return count, sums and squares side by side: float64 [K, 1 + 2D]."""
@@ -164,9 +158,15 @@ def _joins(stats_NM: np.ndarray, floor_D: np.ndarray, limit: float) -> list[tupl
     stats_NM = stats_NM.copy()
     size = len(stats_NM)
     loglik_N = loglik(stats_NM, floor_D)
+
+    def loss(a: int, others: np.ndarray) -> np.ndarray:
+        joint_N = loglik(stats_NM[a] + stats_NM[others], floor_D)
+        loss_N: np.ndarray = loglik_N[a] + loglik_N[others] - joint_N
+        return loss_N
+
     loss_NN = np.full((size, size), np.inf)  # above the diagonal
     for a in range(size - 1):
-        loss_NN[a, a + 1 :] = _loss(stats_NM, loglik_N, a, np.arange(a + 1, size), floor_D)
+        loss_NN[a, a + 1 :] = loss(a, np.arange(a + 1, size))
     alive_N = np.ones(size, bool)
     joined = []
     for _ in range(size - 1):
@@ -178,53 +178,12 @@ def _joins(stats_NM: np.ndarray, floor_D: np.ndarray, limit: float) -> list[tupl
         loglik_N[a] = loglik(stats_NM[a : a + 1], floor_D)[0]
         alive_N[b] = False
         loss_NN[b, :] = loss_NN[:, b] = np.inf
-        others = np.flatnonzero(alive_N)
-        others = others[others != a]
-        loss_n = _loss(stats_NM, loglik_N, a, others, floor_D)
-        loss_NN[np.minimum(others, a), np.maximum(others, a)] = loss_n
+        others = np.flatnonzero(alive_N & (np.arange(size) != a))
+        loss_NN[np.minimum(others, a), np.maximum(others, a)] = loss(a, others)
     return joined
 
 
-def _loss(
-    stats_NM: np.ndarray, loglik_N: np.ndarray, a: int, others: np.ndarray, floor_D: np.ndarray
-) -> np.ndarray:
-    """Return the loss of joining `a` with each of the others."""
-    loss_N: np.ndarray = (
-        loglik_N[a] + loglik_N[others] - loglik(stats_NM[a] + stats_NM[others], floor_D)
-    )
-    return loss_N
-
-
 # --- growing ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """How trees were grown.
-
-    Attributes:
-        stopped: why splitting ended: leaves, min_gain, or min_count (no question leaves enough
-            frames on both sides, or none gains anything).
-        roots, splits, merged: of which leaves = roots + splits - merged.
-        gain_per_frame: nats gained over one Gaussian per root, after merging.
-        least_gain: gain in nats of the worst split, over all frames; 0 without splits.
-        count_L: frames of each leaf.
-    """
-
-    stopped: str
-    roots: int
-    splits: int
-    merged: int
-    frames: float
-    gain_per_frame: float
-    least_gain: float
-    count_L: np.ndarray
-
-    def plain(self) -> dict[str, Any]:
-        """Return what JSON takes."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "count_L"}
-        fewest = float(self.count_L.min())
-        return {"leaves": len(self.count_L), **own, "fewest_frames": fewest}
 
 
 @dataclass(slots=True)
@@ -263,7 +222,9 @@ class _Forest:
         if total_M[0] < 2 * self.least:
             return None
         sides = [LEFT, RIGHT, CENTRE][: 3 if node.centres > 1 else 2]
-        yes_SQM = np.stack([self.asked_QP @ self._by_phone(node.rows, sum_KM, s) for s in sides])
+        phone_SK = [self.key_K4[node.rows, COLUMN[side]] for side in sides]
+        phones = self.questions_QP.shape[1]
+        yes_SQM = np.stack([self.asked_QP @ sums_by(p_K, sum_KM, phones) for p_K in phone_SK])
         yes_XM = yes_SQM.reshape(-1, len(total_M))
         enough = (yes_XM[:, 0] >= self.least) & (total_M[0] - yes_XM[:, 0] >= self.least)
         candidates = np.flatnonzero(enough)
@@ -275,15 +236,6 @@ class _Forest:
         side, question = divmod(int(candidates[best]), len(self.questions_QP))
         gain = float(gain_X[best]) - node.loglik
         return (gain, question, sides[side]) if gain > ROUNDING * abs(node.loglik) else None
-
-    def _by_phone(self, rows: np.ndarray, sum_KM: np.ndarray, side: int) -> np.ndarray:
-        """Sum by the phone on that side: [P, M]."""
-        phone_K = self.key_K4[rows, COLUMN[side]]
-        order_K = np.argsort(phone_K, kind="stable")
-        phones, first = np.unique(phone_K[order_K], return_index=True)
-        sum_PM = np.zeros((self.questions_QP.shape[1], sum_KM.shape[1]))
-        sum_PM[phones] = np.add.reduceat(sum_KM[order_K], first)
-        return sum_PM
 
     def split(self, number: int, question: int, side: int) -> tuple[int, int]:
         """Split a leaf by a question; return the new leaves."""
@@ -310,7 +262,7 @@ class _Forest:
 
 def grow(
     stats: Stats, states_P: Sequence[int], settings: TreeSettings, phones: Sequence[str]
-) -> tuple[Tree, Growth]:
+) -> tuple[Tree, dict[str, Any]]:
     """Tie triphone states to a target number of leaves.
 
     Every (phone, position) is a root. One queue over all of them yields the best split next, until
@@ -321,6 +273,14 @@ def grow(
     Args:
         states_P: int [P], HMM states (positions) of each phone.
         phones: [P], their names, for `settings.share` and messages.
+    Returns:
+        The tree; and, for the log:
+        stopped: why splitting ended: leaves, min_gain, or min_count (no question leaves enough
+            frames on both sides, or none gains anything).
+        roots, splits, merged: of which leaves = roots + splits - merged.
+        gain_per_frame: nats gained over one Gaussian per root, after merging.
+        least_gain: gain in nats of the worst split, over all frames; 0 without splits.
+        fewest_frames: of a leaf.
     Raises:
         TreeError: for an unknown phone in `share`, fewer leaves than roots, or over MAX_PHONES.
         ValueError: for a dimension in which the frames do not vary.
@@ -350,16 +310,17 @@ def grow(
         if node.split is None:
             stats_LM[node.leaf] += forest.sum_KM[node.rows].sum(0)
     frames, before = float(stats_LM[:, 0].sum()), sum(forest.nodes[r].loglik for r in roots)
-    return tree, Growth(
-        stopped=stopped,
-        roots=len(roots),
-        splits=len(gains),
-        merged=merged,
-        frames=frames,
-        gain_per_frame=(float(loglik(stats_LM, floor_D).sum()) - before) / frames,
-        least_gain=min(gains, default=0.0),
-        count_L=stats_LM[:, 0],
-    )
+    return tree, {
+        "leaves": tree.num_leaves,
+        "stopped": stopped,
+        "roots": len(roots),
+        "splits": len(gains),
+        "merged": merged,
+        "frames": frames,
+        "gain_per_frame": (float(loglik(stats_LM, floor_D).sum()) - before) / frames,
+        "least_gain": min(gains, default=0.0),
+        "fewest_frames": float(stats_LM[:, 0].min()),
+    }
 
 
 def _groups(

@@ -249,9 +249,10 @@ def test_a_system_starts_with_mean_variance_and_staying_of_each_states_frames():
     keys_T4 = np.repeat([[0, 1, 2, 0], [0, 1, 2, 1]], 10, axis=0).astype(np.int32)
     x_TD = np.arange(20.0)[:, None].astype(np.float32)
     stats = Stats.of(keys_T4, x_TD)
-    visits_K = np.array([2.0, 5.0])
-    gmm, _ = _one_gaussian_each(stats, visits_K, lang.states, system("mono"))
     first, second = lang.states.ids(0, 1, 2)[:2]
+    visits_S = np.zeros(lang.states.num_states)
+    visits_S[[first, second]] = 2, 5
+    gmm, _ = _one_gaussian_each(stats, visits_S, lang.states, system("mono"))
     np.testing.assert_allclose(gmm.loop_S[[first, second, 0]], [9 / 12, 6 / 12, 1 / 2])
     np.testing.assert_allclose(gmm.mean_GD[[first, second, 0], 0], [4.5, 14.5, 9.5])
     np.testing.assert_allclose(gmm.variance_GD[[first, second], 0], [8.25, 8.25])
