@@ -35,16 +35,11 @@ def usual_loops(lang: Lang, shift_seconds: float) -> np.ndarray:
 
     Only vowels and consonants of ARPAbet are told apart; other phones are treated alike.
     """
+    usual = {SILENCE: SILENCE_SECONDS, **dict.fromkeys(VOWELS.split(), VOWEL_SECONDS)}
+    usual |= dict.fromkeys(CONSONANTS.split(), CONSONANT_SECONDS)
     loops = []
     for phone in lang.states.phones:
-        seconds = OTHER_SECONDS
-        if phone == SILENCE:
-            seconds = SILENCE_SECONDS
-        elif phone in VOWELS.split():
-            seconds = VOWEL_SECONDS
-        elif phone in CONSONANTS.split():
-            seconds = CONSONANT_SECONDS
-        frames = max(1.25, seconds / shift_seconds)
+        frames = max(1.25, usual.get(phone, OTHER_SECONDS) / shift_seconds)
         loops += [1 - 1 / frames] * len(lang.states.of(phone))
     return np.array(loops)
 
@@ -176,7 +171,8 @@ def flat_start(
             xs.append(read(u))
             row_N, pause = row_of_states(u.words.split(), lang), lang.silence_probability
             share_TN, loglik = posteriors(row_N, scores(xs[-1]), loop_S, silence, pause)
-            shares.append(_by_state(share_TN, row_N, len(loop_S)))
+            place_NS = (row_N[:, None] == np.arange(len(loop_S))).astype(np.float64)
+            shares.append(share_TN @ place_NS)
             logliks.append(loglik)
         share_XS, x_XD = np.concatenate(shares), np.concatenate(xs).astype(np.float64)
         sums = share_XS.sum(0), share_XS.T @ x_XD, share_XS.T @ (x_XD * x_XD)
@@ -185,10 +181,3 @@ def flat_start(
     columns = zip(*parallel_map(one, chunks, ""), strict=True)
     frames_S, sum_SD, squares_SD, loglik = (reduce(add, column) for column in columns)
     return frames_S, sum_SD, squares_SD, loglik
-
-
-def _by_state(share_TN: np.ndarray, row: np.ndarray, num_states: int) -> np.ndarray:
-    """Add up the shares of a sequence's places by state: [T, S]."""
-    place_NS = np.zeros((len(row), num_states))
-    place_NS[np.arange(len(row)), row] = 1
-    return share_TN @ place_NS

@@ -213,8 +213,8 @@ def split(gmm: Gmm, frames_S: np.ndarray, target: int, power: float, min_count: 
             means[g] = means[g] - step_D
             variances.append(variances[g])
         parts.append((np.full(len(weights), s), weights, means, variances))
-    columns = [np.concatenate([np.asarray(p[i]) for p in parts]) for i in range(4)]
-    return Gmm(columns[0], columns[1], columns[2], columns[3], gmm.loop_S)
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return Gmm(*columns, gmm.loop_S)
 
 
 # --- the model as files -------------------------------------------------------------------------

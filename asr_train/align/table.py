@@ -173,9 +173,10 @@ def boundaries(errors: Sequence[float], unmatched: int) -> dict[str, Any] | None
         "unmatched": unmatched,
         "median_ms": round(float(np.median(off)) * 1000, 2),
         "bias_ms": round(float(np.median(errors)) * 1000, 2),
-        "within_20ms": round(float((off <= 0.020 + 1e-9).mean()), 4),
-        "within_25ms": round(float((off <= 0.025 + 1e-9).mean()), 4),
-        "within_50ms": round(float((off <= 0.050 + 1e-9).mean()), 4),
+        **{
+            f"within_{ms}ms": round(float((off <= ms / 1000 + 1e-9).mean()), 4)
+            for ms in (20, 25, 50)
+        },
     }
 
 
@@ -212,15 +213,10 @@ def _named_alike(segments: list[Segment]) -> list[Segment]:
 
 def phones_in_seconds(states: States, outcome: Aligned, shift_seconds: float) -> list[Segment]:
     """Return a path's phones, silence included, with start and end in seconds."""
-    starts = [*outcome.phones_N3[:, 1].tolist(), len(outcome.states_T)]
-    return [
-        (
-            states.phones[p],
-            _seconds(starts[i], shift_seconds),
-            _seconds(starts[i + 1], shift_seconds),
-        )
-        for i, p in enumerate(outcome.phones_N3[:, 0].tolist())
-    ]
+    names = [states.phones[p] for p in outcome.phones_N3[:, 0].tolist()]
+    frames = [*outcome.phones_N3[:, 1].tolist(), len(outcome.states_T)]
+    times = [_seconds(frame, shift_seconds) for frame in frames]
+    return list(zip(names, times, times[1:], strict=False))
 
 
 def words_in_seconds(words: list[str], outcome: Aligned, shift_seconds: float) -> list[Segment]:
