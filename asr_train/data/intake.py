@@ -8,7 +8,7 @@ Knows nothing of splits, or of the sources of rows (data.folder and data.publish
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from asr_train.frames import whole_rate
 from asr_train.jobs import map_evenly
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import Channel, IntakeSettings, LexiconSettings, LowRate
+from asr_train.score.normalise import NORMALISERS
 from asr_train.score.sclite import trn_id
 
 UNKNOWN_SAMPLES = 1 << 62  # libsndfile's number for a FLAC file whose header has none
@@ -50,14 +51,18 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _Audio:
-    """The properties of a recording; or, in `what` and `why`, the reason to drop it."""
+    """The file that an utterance is in, and its place there."""
 
-    rate: int = 0
-    samples: int = 0
-    channels: int = 0
-    seconds: float = 0.0  # of the utterance
-    what: str = ""
-    why: str = ""
+    rate: int
+    samples: int
+    channels: int
+    start: float  # of the utterance; seconds
+    seconds: float
+    mixed: bool  # whether the file is the mean of a recording's channels
+
+
+class _UnusableError(Exception):
+    """The reason to drop a recording: its kind, and the details."""
 
 
 def unique_ids(rows: Sequence[Row], source: Path | str) -> None:
@@ -125,17 +130,16 @@ def take(
     notes = _transcribe(split, rows, settings, lexicon)
     inspect = lambda row: _inspect(row, audio_dir, settings)  # noqa: E731
     audios = list(map_evenly(inspect, rows, f"audio of {split}"))
-    names = _recording_names(rows, audios, settings)
+    names = _recording_names(rows, audios)
     made = PreparedSplit(split, [], notes=notes, audio=[row.audio for row in rows])
     for row, audio in zip(rows, audios, strict=True):
         if row.was:
             made.remarks.append(_remark(row, "renamed", f"was {row.was}"))
-        if audio.what:
-            made.remarks.append(_remark(row, audio.what, audio.why))
+        if isinstance(audio, Remark):
+            made.remarks.append(audio)
         else:
-            name = row.utt_id
-            if row.start is not None and not _mixes(row, audio, settings):
-                name = names[_part_of(row, audio)]
+            is_part = row.start is not None and not audio.mixed
+            name = names[_part_of(row, audio)] if is_part else row.utt_id
             made.cuts.append(_cut(row, audio, audio_dir, settings, name))
     made.remarks += _unknown_words(rows, {cut.id for cut in made.cuts}, lexicon)
     return made
@@ -158,9 +162,9 @@ def _transcribe(
     if not changed:
         return []
     return [
-        f"  {len(changed)} of {len(rows)} transcripts of {split} changed by {words_of.rule} "
-        f"({settings.GROUP}.normaliser={settings.normaliser.value}), for example "
-        + "; ".join(changed[:3])
+        f"  {len(changed)} of {len(rows)} transcripts of {split} changed by "
+        f"{NORMALISERS[settings.normaliser]} ({settings.GROUP}.normaliser="
+        f"{settings.normaliser.value}), for example {'; '.join(changed[:3])}"
     ]
 
 
@@ -192,101 +196,99 @@ def _corpus_notes(parts: dict[str, list[Row]], source: Path | str) -> list[str]:
     return notes
 
 
-def _inspect(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio:
+def _inspect(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio | Remark:
     """Check header and samples; write the mean of several channels, if that is wanted."""
+    try:
+        audio, wave_T = _read(row, settings)
+    except _UnusableError as error:
+        return _remark(row, *error.args)
+    except (soundfile.LibsndfileError, OSError) as error:
+        why = str(error.strerror if isinstance(error, OSError) else error)
+        why = why.removeprefix(f"Error opening {str(row.audio)!r}: ")  # libsndfile's
+        return _remark(row, "unreadable audio", f"{row.audio}: {why}")
+    if not audio.mixed:
+        return audio
+    write_flac(_mixed(row, audio_dir), wave_T, audio.rate, "PCM_24")
+    count = len(wave_T)
+    return replace(audio, samples=count, channels=1, start=0.0, seconds=count / audio.rate)
+
+
+def _read(row: Row, settings: IntakeSettings) -> tuple[_Audio, np.ndarray]:
+    """Return an utterance's place in its recording, and its samples: float32 [T].
+
+    Raises:
+        _UnusableError: if they cannot be used; soundfile's error or OSError if it cannot be read.
+    """
     path = row.audio
     if row.refused:
-        return _Audio(what="digits", why=row.refused)
+        raise _UnusableError("digits", row.refused)
     if not row.text:
-        return _Audio(what="empty transcript", why="the transcript has no words")
-    try:
-        if not path.is_file():
-            return _Audio(what="missing audio", why=f"{path} is missing")
-        if not path.stat().st_size:
-            return _Audio(what="unreadable audio", why=f"{path} is empty, it has 0 bytes")
-        with soundfile.SoundFile(path) as file:
-            audio = _by_header(row, file, settings)
-            if audio.what:
-                return audio
-            if not file.seekable():
-                why = f"{path} is {file.subtype}, of which no part can be read; convert it to FLAC"
-                return _Audio(what="unreadable audio", why=why)
-            first, count = _span(row, audio)
-            file.seek(first)
-            wave_TC = file.read(count, dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, OSError) as error:
-        return _Audio(what="unreadable audio", why=_reason(path, error))
+        raise _UnusableError("empty transcript", "the transcript has no words")
+    if not path.is_file():
+        raise _UnusableError("missing audio", f"{path} is missing")
+    if not path.stat().st_size:
+        raise _UnusableError("unreadable audio", f"{path} is empty, it has 0 bytes")
+    with soundfile.SoundFile(path) as file:
+        audio = _by_header(row, file, settings)
+        if not file.seekable():
+            why = f"{path} is {file.subtype}, of which no part can be read; convert it to FLAC"
+            raise _UnusableError("unreadable audio", why)
+        first = round(audio.start * audio.rate)
+        count = min(round(audio.seconds * audio.rate), audio.samples - first)
+        file.seek(first)
+        wave_TC = file.read(count, dtype="float32", always_2d=True)
     if len(wave_TC) != count:
         why = f"{path} declares {count} samples but {len(wave_TC)} can be read"
-        return _Audio(what="unreadable audio", why=why)
-    mix = _mixes(row, audio, settings)
-    wave_T = wave_TC.mean(1) if mix else wave_TC[:, row.channel or 0]
-    bad = np.count_nonzero(~np.isfinite(wave_T))
-    if bad:
+        raise _UnusableError("unreadable audio", why)
+    wave_T = wave_TC.mean(1) if audio.mixed else wave_TC[:, row.channel or 0]
+    if bad := np.count_nonzero(~np.isfinite(wave_T)):
         why = f"{path}: {bad} of {count} samples are NaN or infinite"
-        return _Audio(what="not finite", why=why)
+        raise _UnusableError("not finite", why)
     if not wave_T.any():
-        return _Audio(what="only zeros", why=f"{path}: all {count} samples are zero")
-    if mix:
-        write_flac(_mixed(row, audio_dir), wave_T, audio.rate, "PCM_24")
-    return audio
-
-
-def _reason(path: Path, error: Exception) -> str:
-    """Return libsndfile's message or the system's, without the file's name."""
-    why = error.strerror if isinstance(error, OSError) else str(error)
-    return f"{path}: {str(why).removeprefix(f'Error opening {str(path)!r}: ')}"
+        raise _UnusableError("only zeros", f"{path}: all {count} samples are zero")
+    return audio, wave_T
 
 
 def _by_header(row: Row, info: soundfile.SoundFile, settings: IntakeSettings) -> _Audio:
     """Check what a recording's header says."""
-    path = row.audio
-    if info.samplerate < settings.sample_rate and settings.low_rate is LowRate.drop:
-        rate = info.samplerate
+    path, rate = row.audio, info.samplerate
+    if rate < settings.sample_rate and settings.low_rate is LowRate.drop:
         lower = "feats=telephone" if rate == 8000 else f"feats.sample_rate={whole_rate(rate)}"
-        return _Audio(
-            what="low sample rate",
-            why=f"{path} has {rate} Hz, below feats.sample_rate {settings.sample_rate}; if most "
+        raise _UnusableError(
+            "low sample rate",
+            f"{path} has {rate} Hz, below feats.sample_rate {settings.sample_rate}; if most "
             f"have no more, set {lower}; else drop it, or set {settings.GROUP}.low_rate=resample",
         )
     if info.frames >= UNKNOWN_SAMPLES:
         why = f"{path} does not say how long it is, like files written to a pipe; write it anew"
-        return _Audio(what="unreadable audio", why=why)
-    seconds = info.frames / info.samplerate
+        raise _UnusableError("unreadable audio", why)
+    seconds = info.frames / rate
     tolerance = settings.duration_tolerance_seconds
     if row.start is None and abs(seconds - row.seconds) > tolerance:
         why = f"the audio has {seconds:.3f} s but duration_seconds is {row.seconds:.3f}"
-        return _Audio(what="other duration", why=why)
+        raise _UnusableError("other duration", why)
     if row.start is not None:
         if not 0 <= row.start < row.start + row.seconds <= seconds + tolerance:
             why = f"{row.seconds:.3f} s from {row.start:.3f} s, but the audio has {seconds:.3f} s"
-            return _Audio(what="outside the audio", why=why)
+            raise _UnusableError("outside the audio", why)
         seconds = min(row.seconds, seconds - row.start)
     for what, wrong, limit in (
         ("too short", seconds < settings.min_seconds, f"min_seconds is {settings.min_seconds}"),
         ("too long", seconds > settings.max_seconds, f"max_seconds is {settings.max_seconds}"),
     ):
         if wrong:
-            return _Audio(what=what, why=f"{seconds:.3f} s, but {settings.GROUP}.{limit}")
+            raise _UnusableError(what, f"{seconds:.3f} s, but {settings.GROUP}.{limit}")
     if row.channel is not None and row.channel >= info.channels:
         why = f"{path} has {info.channels} channels, so no channel {row.channel}"
-        return _Audio(what="missing channel", why=why)
-    if row.channel is None and info.channels > 1 and settings.channel is Channel.refuse:
+        raise _UnusableError("missing channel", why)
+    several = row.channel is None and info.channels > 1
+    if several and settings.channel is Channel.refuse:
         raise CorpusError(
             f"{row.utt_id}: {path} has {info.channels} channels where one is expected; "
             f"set {settings.GROUP}.channel to first or mix"
         )
-    return _Audio(info.samplerate, info.frames, info.channels, seconds)
-
-
-def _span(row: Row, audio: _Audio) -> tuple[int, int]:
-    """Return an utterance's first sample and its number of samples."""
-    first = round((row.start or 0.0) * audio.rate)
-    return first, min(round(audio.seconds * audio.rate), audio.samples - first)
-
-
-def _mixes(row: Row, audio: _Audio, settings: IntakeSettings) -> bool:
-    return row.channel is None and audio.channels > 1 and settings.channel is Channel.mix
+    mixed = several and settings.channel is Channel.mix
+    return _Audio(rate, info.frames, info.channels, row.start or 0.0, seconds, mixed)
 
 
 def _mixed(row: Row, audio_dir: Path) -> Path:
@@ -299,7 +301,7 @@ def _part_of(row: Row, audio: _Audio) -> tuple[str, int | None]:
 
 
 def _recording_names(
-    rows: Sequence[Row], audios: Sequence[_Audio], settings: IntakeSettings
+    rows: Sequence[Row], audios: Sequence[_Audio | Remark]
 ) -> dict[tuple[str, int | None], str]:
     """Return the names of recordings that have several utterances, by file and channel.
 
@@ -308,9 +310,9 @@ def _recording_names(
     """
     listed, taken = set(), set()
     for row, audio in zip(rows, audios, strict=True):
-        if row.start is None or _mixes(row, audio, settings):
+        if row.start is None or (isinstance(audio, _Audio) and audio.mixed):
             taken.add(row.utt_id)
-        elif not audio.what:
+        elif isinstance(audio, _Audio):
             key = _part_of(row, audio)
             name = without_marks(str(Path(row.path).with_suffix("")))
             listed.add((name if key[1] is None else f"{name}-{key[1]}", key))
@@ -326,14 +328,9 @@ def _recording_names(
 
 
 def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings, name: str) -> MonoCut:
-    channel, start, seconds = row.channel or 0, row.start or 0.0, audio.seconds
-    if _mixes(row, audio, settings):
-        _, count = _span(row, audio)
-        recording = whole_recording(row.utt_id, _mixed(row, audio_dir), audio.rate, count)
-        start, seconds = 0.0, recording.duration
-    else:
-        size = audio.rate, audio.samples, audio.channels
-        recording = whole_recording(name, row.audio, *size)
+    path = _mixed(row, audio_dir) if audio.mixed else row.audio
+    recording = whole_recording(name, path, audio.rate, audio.samples, audio.channels)
+    channel, seconds = row.channel or 0, audio.seconds
     supervision = SupervisionSegment(
         id=row.utt_id,
         recording_id=recording.id,
@@ -345,7 +342,7 @@ def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings, nam
         alignment=row.alignment or None,
     )
     cut = MonoCut(
-        row.utt_id, start, seconds, channel, supervisions=[supervision], recording=recording
+        row.utt_id, audio.start, seconds, channel, supervisions=[supervision], recording=recording
     )
     if audio.rate < settings.sample_rate:
         cut = cut.resample(settings.sample_rate)  # when it is read

@@ -14,7 +14,7 @@ from asr_train.checks import spelled
 from asr_train.lang.lexicon import odd_words
 from asr_train.lang.ngram import read_sentences
 from asr_train.schema import CorpusSettings, Digits, IntakeSettings, LexiconSettings, NormaliserKind
-from asr_train.score.normalise import NORMALISERS, PUNCTUATION, TAG, transcribed
+from asr_train.score.normalise import PUNCTUATION, TAG, transcribed
 
 ONES = "ZERO ONE TWO THREE FOUR FIVE SIX SEVEN EIGHT NINE TEN ELEVEN TWELVE THIRTEEN FOURTEEN " + (
     "FIFTEEN SIXTEEN SEVENTEEN EIGHTEEN NINETEEN"
@@ -38,11 +38,6 @@ class Transcriber:
 
     def __init__(self, settings: IntakeSettings, lexicon: LexiconSettings) -> None:
         self.settings, self.lexicon = settings, lexicon
-
-    @property
-    def rule(self) -> str:
-        """The name of the normaliser."""
-        return NORMALISERS[self.settings.normaliser]
 
     @cached_property
     def _known(self) -> frozenset[str]:
