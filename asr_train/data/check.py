@@ -94,12 +94,13 @@ def _dropped(dropped: list[Remark], total: int, intake: schema.IntakeSettings) -
 
 
 def _pronounced(splits: Sequence[Split], lexicon: schema.LexiconSettings, limit: float) -> str:
-    words = {word for split in splits for text in split.texts for word in text}
+    words = Counter(word for split in splits for text in split.texts for word in text)
     missing = set(Lexicon.from_settings(lexicon, words).missing)
     message = f"{len(missing)} of {len(words)} different words without pronunciation"
     if not missing:
         return message
-    message += f" (lang.lexicon.source={lexicon.source.value}): {few(_commonest(splits, missing))}"
+    commonest = [word for word, _ in words.most_common() if word in missing]
+    message += f" (lang.lexicon.source={lexicon.source.value}): {few(commonest)}"
     for split in splits[:2]:
         lost = sum(any(word in missing for word in text) for text in split.texts)
         if too_many_lost(lost, len(split.rows), limit):
@@ -108,11 +109,6 @@ def _pronounced(splits: Sequence[Split], lexicon: schema.LexiconSettings, limit:
                 f"aligned, above ali.max_lost_share {limit}; {_remedy(lexicon)}"
             )
     return message
-
-
-def _commonest(splits: Sequence[Split], missing: set[str]) -> list[str]:
-    found = Counter(w for split in splits for text in split.texts for w in text if w in missing)
-    return [word for word, _ in found.most_common()]
 
 
 def _remedy(lexicon: schema.LexiconSettings) -> str:

@@ -62,7 +62,8 @@ def commands(
     assert settings.commands is not None
     wanted = settings.commands
     if split == HUMAN and wanted.human is not None:
-        return _human(wanted, lexicon, Path(audio_dir))
+        rows = tabled(Path(wanted.human))
+        return _recorded(HUMAN, rows, wanted, lexicon, Path(audio_dir), wanted.human, 0.0)
     like = split  # the split whose sentences and voices it has
     if split not in wanted.hours:
         if split == HUMAN:
@@ -72,9 +73,8 @@ def commands(
         check_split(split, "corpus.commands", known)
         like, wanted = "test", wanted.under(conditions[split.removeprefix("test_")])
     grammar, notes = sayable(read_grammar(wanted.grammar), lexicon, wanted.max_phone_distance)
-    low, high = wanted.words_per_minute
-    cast = synth.cast(settings.seed, wanted.speakers, (low, high), synth.OPEN_DIALECTS)
-    voices = cast[like]
+    rates, dialects = wanted.words_per_minute, synth.OPEN_DIALECTS
+    voices = synth.cast(settings.seed, wanted.speakers, rates, dialects)[like]
     audio = Path(audio_dir)
 
     def cut(i: int) -> MonoCut:
@@ -96,13 +96,6 @@ class Recorded(IntakeSettings):
     """Requirements on people's recordings."""
 
     GROUP = "corpus.commands"
-
-
-def _human(settings: CommandsSettings, lexicon: LexiconSettings, audio_dir: Path) -> PreparedSplit:
-    """Return the recordings of a folder; none may be unusable."""
-    assert settings.human is not None
-    rows = tabled(Path(settings.human))
-    return _recorded(HUMAN, rows, settings, lexicon, audio_dir, settings.human, 0.0)
 
 
 def _add_recordings(
@@ -133,6 +126,7 @@ def _recorded(
     source: str,
     max_dropped_share: float,
 ) -> PreparedSplit:
+    """Return recordings of which no larger share may be unusable."""
     own = Recorded(
         dev_by=SplitBy.speakers,
         dev_share=0.1,
@@ -214,8 +208,7 @@ def command_utterance(
         synth.SynthesisError: for words that espeak-ng merges, or sounds without a name.
     """
     spoken = synth.breaths(words, voice, rng, settings.pause_share, synth.open_names)
-    margin = settings.margin_seconds
-    speech = synth.in_a_row(spoken, rng, (margin[0], margin[1]))
+    speech = synth.in_a_row(spoken, rng, settings.margin_seconds)
     rate, response_T = settings.sample_rate, None
     room: dict[str, float] = {}
     if rng.random() < settings.room_share:

@@ -20,9 +20,7 @@ from asr_train.files import read_text
 from asr_train.score.normalise import straight
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
-_TOKEN = re.compile(
-    r"\s*(?:(<\w+>)|/\s*([-+\w.]+)\s*/|([()\[\]|;=])|([^\W\d_](?:[^\W\d_]|['’])*)|(\S))"
-)
+_TOKEN = re.compile(r"\s*(?:(<\w+>|/\s*[-+\w.]+\s*/|[()\[\]|;=]|[^\W\d_](?:[^\W\d_]|['’])*)|(\S))")
 _HEAD = re.compile(r"#JSGF\s+V1\.0[^;\n]*;(?:\s*grammar\s+[\w.]+\s*;)?")
 
 
@@ -213,23 +211,25 @@ class _Tokens:
         self._found = _TOKEN.finditer(text, start)
         self._text = text
         self.next: str | None = None
-        self.weight = False  # the next one is a weight
         self._step()
 
     def _step(self) -> None:
         found = next(self._found, None)
-        self.next = None
         if found is None:
+            self.next = None
             return
         self._at = found.end()
-        rule, weight, sign, word, other = found.groups()
+        self.next, other = found.groups()
         if other:
             raise GrammarError(
                 f"line {self.line}: {other!r} is not supported; a grammar here has words, <rules>, "
                 "( ), [ ], |, /weights/ and ;"
             )
-        self.weight = weight is not None
-        self.next = rule or weight or sign or word
+
+    @property
+    def weight(self) -> bool:
+        """Whether the next one is a weight."""
+        return self.next is not None and self.next[0] == "/"
 
     @property
     def line(self) -> int:
@@ -267,7 +267,7 @@ def _choice(tokens: _Tokens) -> Node:
 
 
 def _weight(tokens: _Tokens) -> float:
-    line, text = tokens.line, tokens.take()
+    line, text = tokens.line, tokens.take().strip("/").strip()
     try:
         weight = float(text)
     except ValueError:

@@ -58,8 +58,9 @@ def split_speakers(
     counts = {split: max(1, round(shares[split] * len(everyone))) for split in drawn}
     spare = len(free) + bool(train) - 1
     if drawn and sum(counts.values()) > spare:
+        wanted = ", ".join(f"{count} for {split}" for split, count in counts.items())
         raise CorpusError(
-            f"{spelled(len(free), 'speaker')} ({few(free)}) cannot be split into {_spell(counts)} "
+            f"{spelled(len(free), 'speaker')} ({few(free)}) cannot be split into {wanted} "
             f"and some for train; {_remedy(counts, spare, speakers, settings)}"
         )
     for split in drawn:
@@ -90,10 +91,6 @@ def _remedy(
         empty = f" and leave {where}.test_speakers empty" if settings.test_speakers else ""
         return f"set {where}.test_by=utterances{empty}: TEST and DEV are then shares of everybody's"
     return "add recordings: train, dev and test need an utterance each"
-
-
-def _spell(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} for {split}" for split, count in counts.items())
 
 
 def further_test_speakers(speakers: Sequence[str], settings: FolderSettings) -> list[str]:

@@ -126,7 +126,7 @@ class Speech:
 def cast(
     seed: int,
     speakers: dict[str, int],
-    words_per_minute: tuple[int, int] = (100, 165),
+    words_per_minute: Sequence[int] = (100, 165),
     dialects: Sequence[str] = tuple(DIALECTS),
 ) -> dict[str, list[Voice]]:
     """Draw voices for each split; no two splits share a variant, which determines the timbre.
@@ -157,7 +157,7 @@ def _voices(
     rng: np.random.Generator,
     variants: list[str],
     count: int,
-    words_per_minute: tuple[int, int],
+    words_per_minute: Sequence[int],
     dialects: Sequence[str],
 ) -> list[Voice]:
     orders = [rng.permutation(len(dialects)) for _ in variants]
@@ -353,18 +353,17 @@ def _boundary(before: _Phone, phone: _Phone, wave_T: np.ndarray, rate: int) -> t
     vowel = phone.names[:1] and phone.names[0] in VOWELS
     stop = phone.mnemonic in STOPS
     if vowel and before.mnemonic in SONORANTS:
-        cut = _change(wave_T, before.event, phone.event, rate)
-        return cut, cut
-    if phone.word_event is None and stop:
+        end = start = _change(wave_T, before.event, phone.event, rate)
+    elif phone.word_event is None and stop:
         earliest = max(before.event, phone.event - round(CLOSURE_SECONDS * rate))
-        cut = _change(wave_T, earliest, phone.event, rate)
-        return cut, cut
-    if phone.word_event is None:
-        return phone.event, phone.event
-    pause = phone.event - phone.word_event
-    if stop or pause <= SHORT_SECONDS * rate:
-        return phone.word_event, phone.word_event
-    return phone.word_event, phone.event
+        end = start = _change(wave_T, earliest, phone.event, rate)
+    elif phone.word_event is None:
+        end = start = phone.event
+    else:
+        end, start = phone.word_event, phone.event
+        if stop or start - end <= SHORT_SECONDS * rate:
+            start = end
+    return end, start
 
 
 def _change(wave_T: np.ndarray, start: int, end: int, rate: int) -> int:
@@ -507,7 +506,7 @@ def breaths(
 def in_a_row(
     spoken: list[Speech],
     rng: np.random.Generator,
-    margin_seconds: tuple[float, float] = MARGIN_SECONDS,
+    margin_seconds: Sequence[float] = MARGIN_SECONDS,
 ) -> Speech:
     """Concatenate breaths, with digital silence before, between and after them."""
     rate = spoken[0].rate
@@ -524,8 +523,8 @@ def in_a_row(
     return Speech(wave_T, rate, words, _with_silence(phones, len(wave_T) / rate))
 
 
-def _pause(seconds: tuple[float, float], rate: int, rng: np.random.Generator) -> np.ndarray:
-    return np.zeros(samples_of(rng.uniform(*seconds), rate), np.float32)
+def _pause(seconds: Sequence[float], rate: int, rng: np.random.Generator) -> np.ndarray:
+    return np.zeros(samples_of(rng.uniform(seconds[0], seconds[1]), rate), np.float32)
 
 
 def _later(spans: list[Span], seconds: float) -> list[Span]:
