@@ -163,11 +163,14 @@ class FramePools(_Epoch):
 
     def _arrays(self, samples: Sequence[Sample]) -> "_Arrays":
         left, right = self._context
+        pieces = []
+        for feats_TF in (sample.feats_TF for sample in samples):
+            pieces += [feats_TF[:1].repeat(left, 0), feats_TF, feats_TF[-1:].repeat(right, 0)]
         lengths = [len(sample.ali_T) for sample in samples]
         # A frame's window begins at its own number plus the edge rows of the utterances before it
         edges_N = np.repeat(np.arange(len(samples)) * (left + right), lengths)
         ali_N = np.concatenate([s.ali_T for s in samples]).astype(np.int64)
-        return _Arrays(_side_by_side(samples, left, right), np.arange(len(ali_N)) + edges_N, ali_N)
+        return _Arrays(np.concatenate(pieces), np.arange(len(ali_N)) + edges_N, ali_N)
 
     def _generator(self, first: int) -> torch.Generator:
         seed, worker, _, epoch = self._order
@@ -219,14 +222,6 @@ class _Pool:
             torch.ones_like(ali_B, dtype=torch.bool)[:, None],
             len(ali_B),
         )
-
-
-def _side_by_side(samples: Sequence[Sample], left: int, right: int) -> npt.NDArray[np.float32]:
-    """Concatenate utterances with repeated edges, so that every window is a run of rows."""
-    pieces = []
-    for feats_TF in (sample.feats_TF for sample in samples):
-        pieces += [feats_TF[:1].repeat(left, 0), feats_TF, feats_TF[-1:].repeat(right, 0)]
-    return np.concatenate(pieces)
 
 
 def _joined(pieces: list[Batch]) -> Batch:
@@ -340,12 +335,8 @@ class Sequences(_Epoch):
         middles = np.cumsum([p.frames for p in pieces]) - np.array([p.frames / 2 for p in pieces])
         total = sum(p.frames for p in pieces)
         runs = (middles * max(1, round(total / self.minibatch_frames)) / total).astype(np.int64)
-        batches = [
-            [piece for _, piece in run]
-            for _, run in itertools.groupby(
-                zip(runs.tolist(), pieces, strict=True), lambda pair: pair[0]
-            )
-        ]
+        cuts = [0, *(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(pieces)]
+        batches = [pieces[a:b] for a, b in itertools.pairwise(cuts)]
         return [batches[at] for at in np.argsort(bits.random_raw(len(batches)), kind="stable")]
 
     def _batch(self, pieces: list[_Piece], samples: Sequence[Sample]) -> Batch:

@@ -103,6 +103,9 @@ class Shards:
     def _damaged(self, what: str) -> DamagedFileError:
         return DamagedFileError(f"{self.path} {what}; delete it and run make again")
 
+    def _unlike_index(self, tar: str, what: object) -> DamagedFileError:
+        return DamagedFileError(f"{tar}: {what}; delete {self.path} and run make again")
+
     # --- subsets ---------------------------------------------------------------------------------
 
     def span(self, first: float, last: float) -> "Shards":
@@ -255,31 +258,25 @@ class Shards:
                         raise ValueError(f"sample {sample_id!r} is duplicate or not in the index")
                     records[sample_id] = record
             except (ValueError, EOFError, tarfile.TarError) as error:
-                raise DamagedFileError(
-                    f"{path}: {error.args[0] if error.args else error}; "
-                    f"delete {self.path} and run make again"
-                ) from error
+                what = error.args[0] if error.args else error
+                raise self._unlike_index(path, what) from error
         return path, records
 
     def _sample(self, path: str, position: int, record: Record | None) -> Sample:
         sample_id, frames = self._ids[position], int(self._frames_N[position])
-        hint = f"delete {self.path} and run make again"
+        named = f"sample {sample_id!r}"
         if record is None:
-            raise DamagedFileError(f"{path}: sample {sample_id!r} is missing; {hint}")
+            raise self._unlike_index(path, f"{named} is missing")
         try:
             sample = from_record(sample_id, record, self.num_states)
         except ValueError as error:
             raise DamagedFileError(f"{path}: {error}") from error
         if (sample.lattice_A is not None) != self.has_lattices:
             found, listed = ("a", "none") if sample.lattice_A is not None else ("no", "one of each")
-            raise DamagedFileError(
-                f"{path}: sample {sample_id!r} has {found} lattice but the index says {listed}; "
-                f"{hint}"
-            )
+            what = f"{named} has {found} lattice but the index says {listed}"
+            raise self._unlike_index(path, what)
         if sample.feats_TF.shape != (frames, self.num_mels):
             found = "{} frames of {} bins".format(*sample.feats_TF.shape)
-            raise DamagedFileError(
-                f"{path}: sample {sample_id!r} has {found} but the index says "
-                f"{frames} of {self.num_mels}; {hint}"
-            )
+            what = f"{named} has {found} but the index says {frames} of {self.num_mels}"
+            raise self._unlike_index(path, what)
         return sample

@@ -101,23 +101,17 @@ def check_num_states(num_states: int) -> None:
 
 
 def _check_id(sample_id: str) -> None:
-    where = f"utterance id {sample_id!r}"
     if not sample_id:
-        raise ValueError(f"{where} is empty; name it in the corpus")
-    for sign in "./":
-        if sign in sample_id:
-            raise ValueError(
-                f"{where} contains {sign!r}, where tar readers cut names; rename it in the corpus"
-            )
-    if not sample_id.isprintable() or any(c.isspace() for c in sample_id):
-        raise ValueError(
-            f"{where} contains white space or a control character; rename it in the corpus"
-        )
-    if (size := len(sample_id.encode())) > MAX_ID_BYTES:
-        raise ValueError(
-            f"{where} has {size} bytes but a tar's names have room for {MAX_ID_BYTES}; "
-            "shorten it in the corpus"
-        )
+        wrong = "is empty; name it"
+    elif cut := next((sign for sign in "./" if sign in sample_id), None):
+        wrong = f"contains {cut!r}, where tar readers cut names; rename it"
+    elif not sample_id.isprintable() or any(c.isspace() for c in sample_id):
+        wrong = "contains white space or a control character; rename it"
+    elif (size := len(sample_id.encode())) > MAX_ID_BYTES:
+        wrong = f"has {size} bytes but a tar's names have room for {MAX_ID_BYTES}; shorten it"
+    else:
+        return
+    raise ValueError(f"utterance id {sample_id!r} {wrong} in the corpus")
 
 
 def _check(sample: Sample, num_states: int) -> None:

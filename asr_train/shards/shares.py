@@ -1,7 +1,6 @@
 """An epoch's order of samples -> the **workers' shares**, with about as many frames each."""
 
 import heapq
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -32,7 +31,8 @@ def shares(
     owner = np.empty(len(order), np.int64)
     lacking = [0.0] * workers  # frames of a worker, of the shards so far
     done = 0
-    for first, last in _runs(shard_N[order]):
+    cuts = [0, *(np.flatnonzero(np.diff(shard_N[order])) + 1).tolist(), len(order)]
+    for first, last in pairwise(cuts):  # of each shard
         own = int(frames[first:last].sum())
         most = workers - 1
         touched = range(min(most, int(done / share)), min(most, int((done + own) / share)) + 1)
@@ -51,9 +51,3 @@ def shares(
     if not counts.all():  # few samples, of very different lengths
         owner = np.arange(len(order)) * workers // len(order)
     return [order[owner == worker] for worker in range(workers)]
-
-
-def _runs(shards: Positions) -> Sequence[tuple[int, int]]:
-    """Return where each run of equal numbers begins and ends."""
-    cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
-    return [(a, b) for a, b in pairwise(cuts) if b > a]
