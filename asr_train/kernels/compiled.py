@@ -8,7 +8,7 @@ Imported only where numba is needed. threshold, decode, rice and onebit document
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -66,14 +66,10 @@ def _intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
-    """Return a pointer to an array's first element."""
-    return context.make_array(kind)(context, builder, array).data
-
-
-def _chosen(builder: Any, is_high: Any, above: Any, below: Any) -> Any:
-    """Load the elements at `above` where it is high, else those at `below`."""
-    return builder.select(is_high, *(builder.load(at, align=4) for at in (above, below)))
+def _vector_at(context: Any, builder: Any, kind: Any, array: Any, at: Any, vector: Any) -> Any:
+    """Return a pointer to a vector of an array's elements, from the element `at` on."""
+    data = context.make_array(kind)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [at]), vector.as_pointer())
 
 
 @_intrinsic
@@ -85,9 +81,8 @@ def _above(typing: Any, array: Any, first: Any, bound: Any) -> Any:
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array, first, bound = arguments
-        data = _data(context, builder, signature.args[0], array)
         vector = ir.VectorType(ir.FloatType(), 64)
-        pointer = builder.bitcast(builder.gep(data, [first]), vector.as_pointer())
+        pointer = _vector_at(context, builder, signature.args[0], array, first, vector)
         kind = ir.FunctionType(vector, [vector])
         fabs = cgutils.get_or_insert_function(builder.module, kind, "llvm.fabs.v64f32")
         values = builder.call(fabs, [builder.load(pointer, align=4)])
@@ -98,122 +93,6 @@ def _above(typing: Any, array: Any, first: Any, bound: Any) -> Any:
         return builder.bitcast(builder.fcmp_ordered(">", values, bounds), ir.IntType(64))
 
     return types.uint64(array, types.int64, types.float32), code
-
-
-LANES = 16  # of a vector; LLVM cuts it into registers
-
-
-def _pointers(context: Any, builder: Any, kind: Any, array: Any, at: Any, of: Any) -> Iterator[Any]:
-    """Yield pointers to the vectors of 64 elements of an array, from `at` on."""
-    data = _data(context, builder, kind, array)
-    for lane in range(0, 64, LANES):
-        place = builder.gep(data, [builder.add(at, ir.Constant(at.type, lane))])
-        yield builder.bitcast(place, ir.VectorType(of, LANES).as_pointer())
-
-
-@_intrinsic
-def _sides(
-    typing: Any, grad: Any, residual: Any, kept: Any, at: Any, columns: Any, rows: Any,
-    low: Any, high: Any, count: Any, column: Any,
-) -> Any:  # fmt: skip
-    """Write kept = residual + grad, 64 columns of some rows, and add up what is on either side.
-
-    What is not >= 0, a NaN too, is low.
-
-    Args:
-        at: where the first row begins; the others follow after `columns` elements each.
-        low, high, count: float32, float32 and int32; from `column` on, they get the sums of low
-            elements, of high ones, and the number of high ones.
-    """
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        grad, residual, kept, at, columns, rows, low, high, count, column = arguments
-        number = ir.IntType(32)
-        zeros = ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
-        none = ir.Constant(ir.VectorType(number, LANES), [0] * LANES)
-        kinds = signature.args
-        # Registers, for all rows
-        sums = [
-            [cgutils.alloca_once_value(builder, start) for start in (zeros, zeros, none)]
-            for _ in range(64 // LANES)
-        ]
-        with cgutils.for_range(builder, rows) as loop:
-            place = builder.add(at, builder.mul(loop.index, columns))
-            places = [
-                _pointers(context, builder, kind, array, place, ir.FloatType())
-                for kind, array in zip(kinds[:3], (grad, residual, kept), strict=True)
-            ]
-            for g, r, k, into in zip(*places, sums, strict=True):
-                owed = builder.fadd(builder.load(r, align=4), builder.load(g, align=4))
-                builder.store(owed, k, align=4)
-                is_high = builder.fcmp_ordered(">=", owed, zeros)
-                below, above, many = (builder.load(sum_) for sum_ in into)
-                one = builder.sext(is_high, ir.VectorType(number, LANES))
-                after = (
-                    builder.select(is_high, below, builder.fadd(below, owed)),
-                    builder.select(is_high, builder.fadd(above, owed), above),
-                    builder.sub(many, one),
-                )
-                for value, sum_ in zip(after, into, strict=True):
-                    builder.store(value, sum_)
-        outputs = [
-            _pointers(context, builder, kind, array, column, of)
-            for kind, array, of in zip(
-                kinds[6:9], (low, high, count), [ir.FloatType()] * 2 + [number], strict=True
-            )
-        ]
-        for *pointers, found in zip(*outputs, sums, strict=True):
-            for pointer, sum_ in zip(pointers, found, strict=True):
-                builder.store(builder.load(sum_), pointer, align=4)
-        return context.get_dummy_value()
-
-    place = types.int64
-    arguments = grad, residual, kept, place, place, place, low, high, count, place
-    return types.void(*arguments), code
-
-
-@_intrinsic
-def _rebuilt(
-    typing: Any, kept: Any, at: Any, low: Any, high: Any, column: Any, to: Any, place: Any
-) -> Any:
-    """Subtract low or high, from `column` on, from 64 elements of kept, and write which.
-
-    Args:
-        to: uint8: gets a bit of each, from the byte at `place` on; float32: from there on, what is
-            subtracted is added.
-    """
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kept, at, low, high, column, to, place = arguments
-        kinds, of = signature.args, ir.FloatType()
-        rows = [
-            _pointers(context, builder, kind, array, begin, of)
-            for kind, array, begin in (
-                (kinds[0], kept, at), (kinds[2], low, column), (kinds[3], high, column)
-            )
-        ]  # fmt: skip
-        if is_bits := kinds[5].dtype == types.uint8:
-            data = _data(context, builder, kinds[5], to)
-            words = builder.bitcast(builder.gep(data, [place]), ir.IntType(LANES).as_pointer())
-            rows.append(
-                builder.gep(words, [ir.Constant(place.type, i)]) for i in range(64 // LANES)
-            )
-        else:
-            rows.append(_pointers(context, builder, kinds[5], to, place, of))
-        zeros = ir.Constant(ir.VectorType(of, LANES), [0.0] * LANES)
-        for k, below, above, out in zip(*rows, strict=True):
-            owed = builder.load(k, align=4)
-            is_high = builder.fcmp_ordered(">=", owed, zeros)
-            value = _chosen(builder, is_high, above, below)
-            builder.store(builder.fsub(owed, value), k, align=4)
-            if is_bits:
-                builder.store(builder.bitcast(is_high, ir.IntType(LANES)), out, align=1)
-            else:
-                builder.store(builder.fadd(builder.load(out, align=4), value), out, align=4)
-        return context.get_dummy_value()
-
-    number = types.int64
-    return types.void(kept, number, low, high, number, to, number), code
 
 
 @_intrinsic
@@ -228,20 +107,20 @@ def _add_sides(
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits, byte, means, low, high, out, at = arguments
-        number = ir.IntType(LANES)
-        data = _data(context, builder, signature.args[0], bits)
-        words = builder.bitcast(builder.gep(data, [byte]), number.as_pointer())
-        rows = [
-            _pointers(context, builder, signature.args[kind], array, place, ir.FloatType())
-            for kind, array, place in ((2, means, low), (2, means, high), (5, out, at))
-        ]
-        for lane, (below, above, total) in enumerate(zip(*rows, strict=True)):
-            word = builder.gep(words, [ir.Constant(ir.IntType(64), lane)])
-            is_high = builder.bitcast(
-                builder.load(word, align=1), ir.VectorType(ir.IntType(1), LANES)
+        vector = ir.VectorType(ir.FloatType(), 64)
+        word, below, above, total = (
+            _vector_at(context, builder, signature.args[number], array, place, of)
+            for number, array, place, of in (
+                (0, bits, byte, ir.IntType(64)),
+                (2, means, low, vector),
+                (2, means, high, vector),
+                (5, out, at, vector),
             )
-            value = _chosen(builder, is_high, above, below)
-            builder.store(builder.fadd(builder.load(total, align=4), value), total, align=4)
+        )
+        is_high = builder.bitcast(builder.load(word, align=1), ir.VectorType(ir.IntType(1), 64))
+        sides = (builder.load(side, align=4) for side in (above, below))
+        value = builder.select(is_high, *sides)
+        builder.store(builder.fadd(builder.load(total, align=4), value), total, align=4)
         return context.get_dummy_value()
 
     place = types.int64
@@ -611,28 +490,38 @@ def rice_read(payload: Any, count: int, low: int, size: int) -> tuple[Any, int]:
 
 # --- one bit --------------------------------------------------------------------------------------
 
-COLUMNS = 64  # of one call
+COLUMNS = 64  # of which a thread gets a multiple, so whole bytes of bits
 SUMMED = 32  # rows that are added up in float32; what results is in float64
 
 
-# Where quantised elements go, `to`: bits, uint8 [R, C / 8 rounded up], or a sum, float32 [R, C]
+# Where quantised elements go, `to`: bits, uint8 [R, C / 8 rounded up], all 0, or a sum, float32
+# [R, C]
 
 
 @numba.njit(cache=True, nogil=True)
-def _quantise_whole(
+def _quantise(
     grad: Any, residual: Any, kept: Any, to: Any, means: Any, begin: int, end: int
 ) -> None:
-    """Quantise columns, a multiple of COLUMNS, in strips of so many, SUMMED rows at a time."""
-    rows, columns = grad.shape
-    wide = end - begin
+    """Quantise columns. Together, the first two loops over a row would not be vectorised."""
+    rows, wide = grad.shape[0], end - begin
     low, high = np.empty(wide, np.float32), np.empty(wide, np.float32)
     lows, highs = np.zeros(wide), np.zeros(wide)
     count, counts = np.empty(wide, np.int32), np.zeros(wide, np.int32)
-    for r in range(0, rows, SUMMED):
-        summed = min(SUMMED, rows - r)
-        for j in range(0, wide, COLUMNS):
-            at = r * columns + begin + j
-            _sides(grad, residual, kept, at, columns, summed, low, high, count, j)
+    zero = np.float32(0)
+    for first in range(0, rows, SUMMED):
+        low[:] = 0
+        high[:] = 0
+        count[:] = 0
+        for r in range(first, min(first + SUMMED, rows)):
+            g, d, k = grad[r, begin:end], residual[r, begin:end], kept[r, begin:end]
+            for j in range(wide):
+                k[j] = d[j] + g[j]
+            for j in range(wide):
+                owed = k[j]
+                is_high = owed >= 0
+                high[j] += owed if is_high else zero
+                low[j] += zero if is_high else owed
+                count[j] = np.int32(count[j] + np.int32(is_high))
         for j in range(wide):
             lows[j] += low[j]
             highs[j] += high[j]
@@ -641,78 +530,23 @@ def _quantise_whole(
         low[j] = means[0, begin + j] = lows[j] / max(1, rows - counts[j])
         high[j] = means[1, begin + j] = highs[j] / max(1, counts[j])
     for r in range(rows):
-        for j in range(0, wide, COLUMNS):
-            at = r * columns + begin + j
-            place = r * to.shape[1] + ((begin + j) >> 3) if to.itemsize == 1 else at
-            _rebuilt(kept, at, low, high, j, to, place)
-
-
-@numba.njit(cache=True, nogil=True)
-def _quantise_column(grad: Any, residual: Any, kept: Any, to: Any, means: Any, c: int) -> None:
-    """Quantise a column that is alone in its byte, in the same order."""
-    rows = grad.shape[0]
-    lows, highs, count = np.float64(0), np.float64(0), 0
-    for first in range(0, rows, SUMMED):
-        low, high = np.float32(0), np.float32(0)
-        for r in range(first, min(first + SUMMED, rows)):
-            owed = residual[r, c] + grad[r, c]
-            kept[r, c] = owed
-            if owed >= 0:
-                high += owed
-                count += 1
-            else:
-                low += owed
-        lows += low
-        highs += high
-    means[0, c] = lows / max(1, rows - count)
-    means[1, c] = highs / max(1, count)
-    for r in range(rows):
-        is_high = kept[r, c] >= 0
-        mean = means[1, c] if is_high else means[0, c]
-        kept[r, c] -= mean
+        k = kept[r, begin:end]
         if to.itemsize == 1:
-            to[r, c >> 3] = is_high
-        else:
-            to[r, c] += mean
-
-
-@numba.njit(cache=True, nogil=True)
-def _set(to: Any, values: Any) -> None:
-    """Copy a row. Assigning to a slice would take seconds to compile."""
-    for j in range(len(values)):
-        to[j] = values[j]
-
-
-@numba.njit(cache=True, nogil=True)
-def _quantise(
-    grad: Any, residual: Any, kept: Any, to: Any, means: Any, begin: int, end: int
-) -> None:
-    rows, rest = grad.shape[0], (end - begin) % COLUMNS
-    first = end - rest
-    if first > begin:
-        _quantise_whole(grad, residual, kept, to, means, begin, first)
-    if rest == 1:  # as of every bias
-        _quantise_column(grad, residual, kept, to, means, first)
-    elif rest:  # with columns beside them whose bits are 0
-        wide = np.full((3, rows, COLUMNS), -1, np.float32)
-        own_to = np.zeros((rows, COLUMNS >> 3 if to.itemsize == 1 else COLUMNS), to.dtype)
-        own_means = np.empty((2, COLUMNS), np.float32)
-        for r in range(rows):
-            _set(wide[0, r], grad[r, first:end])
-            _set(wide[1, r], residual[r, first:end])
-        ends: Any = np.int64(0), np.int64(COLUMNS)  # for constants, another would be compiled
-        _quantise_whole(wide[0], wide[1], wide[2], own_to, own_means, ends[0], ends[1])
-        for side in range(2):
-            _set(means[side, first:], own_means[side, :rest])
-        for r in range(rows):
-            _set(kept[r, first:], wide[2, r, :rest])
-            own = own_to[r]
-            if to.itemsize == 1:
-                _set(to[r, first >> 3 :], own[: (rest + 7) >> 3])
-            else:
-                sums = to[r, first:]
-                for j in range(rest):
-                    sums[j] += own[j]
+            bits = to[r, begin >> 3 :]
+            for b in range(wide >> 3):
+                byte = np.uint8(0)
+                for i in range(8):
+                    byte |= np.uint8(k[8 * b + i] >= 0) << np.uint8(i)
+                bits[b] = byte
+            for j in range(wide // 8 * 8, wide):
+                bits[j >> 3] += np.uint8(k[j] >= 0) << np.uint8(j & 7)
+        sums = to[r, begin:end]
+        for j in range(wide):
+            owed, below, above = k[j], low[j], high[j]
+            value = above if owed >= 0 else below
+            k[j] = owed - value
+            if to.itemsize != 1:
+                sums[j] += value
 
 
 @numba.njit(cache=True, nogil=True)
@@ -759,7 +593,7 @@ def quantise_all(
     """
     rows, columns = places[:, 1], places[:, 2]
     if (to := total) is None:
-        to = np.empty(int((rows * ((columns + 7) >> 3)).sum()), np.uint8)
+        to = np.zeros(int((rows * ((columns + 7) >> 3)).sum()), np.uint8)
     means = np.empty(2 * int(columns.sum()), np.float32)
     given = places, grad, residual, kept, to, means
     in_parts(int((rows * columns).sum()), 1, lambda begin, end: _quantise_all(*given, begin, end))
