@@ -78,20 +78,17 @@ def timed(item: Item, found: Alignment) -> dict[str, Timed]:
     start, end = 0.0, math.inf
     if item.interval is not None:  # aligned frames may end half a shift after it
         start, end = item.interval.start, item.interval.end
-    placed = {
-        kind: tuple(
-            Span(
-                span.label,
-                round(start + span.start, 6),
-                round(min(start + span.end, end) - start - span.start, 6),
-            )
-            for span in spans
+
+    def placed(span: Span) -> Span:
+        begin = start + span.start
+        seconds = min(start + span.end, end) - start - span.start
+        return Span(span.label, round(begin, 6), round(seconds, 6))
+
+    return {
+        kind: Timed(
+            name, name, 0, item.speaker, start, found.seconds, text, tuple(map(placed, spans))
         )
         for kind, spans in (("words", found.words), ("phones", found.phones))
-    }
-    return {
-        kind: Timed(name, name, 0, item.speaker, start, found.seconds, text, spans)
-        for kind, spans in placed.items()
     }
 
 
