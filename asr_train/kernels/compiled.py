@@ -23,7 +23,6 @@ Result = TypeVar("Result")
 GRAIN = 1 << 19  # elements per thread; fewer take less time than waking the thread
 CHUNK = 512  # elements that stay in the L1 cache between two passes
 TILE = 1 << 13  # elements whose int32 counts stay in the L1 cache
-CROWD = 64  # elements per sent element; with fewer, a pass over all elements is faster
 _INDEX = np.int32(2**31 - 1)
 _SIGN = np.int32(-(2**31))
 
@@ -303,7 +302,6 @@ def _each_tile(
     for first in range(begin, end, TILE):
         last = min(first + TILE, end)
         room = np.uint64(last - first)
-        sent = 0
         for w in range(workers):
             i = before[w] = at[w]
             # Unsigned: an index before the tile counts as beyond it. So elements out of order are
@@ -311,27 +309,19 @@ def _each_tile(
             while i < starts[w + 1] and np.uint64((words[i] & _INDEX) - first) < room:
                 counts[(words[i] & _INDEX) - first] += np.int32(1) + (words[i] >> 31) * np.int32(2)
                 i += 1
-            sent += i - at[w]
+            total += i - at[w]
             at[w] = i
-        total += sent
         tile = out[first:last]
-        if sent * CROWD > last - first:
+        if not updates:
             for j in range(last - first):
-                quanta = tau * np.float32(counts[j])
-                if not updates:
-                    tile[j] = quanta
-                elif counts[j] != 0:
-                    tile[j] = _fma(quanta, step, tile[j])
+                tile[j] = tau * np.float32(counts[j])
             counts[:] = 0
             continue
-        if not updates:
-            tile[:] = 0
         for w in range(workers):
             for i in range(before[w], at[w]):
                 j = (words[i] & _INDEX) - first
                 if counts[j] != 0:
-                    quanta = tau * np.float32(counts[j])
-                    tile[j] = _fma(quanta, step, tile[j]) if updates else quanta
+                    tile[j] = _fma(tau * np.float32(counts[j]), step, tile[j])
                     counts[j] = 0
     return total
 
@@ -413,9 +403,11 @@ def rice_high(words: Any, low: int) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _rice_write(words: Any, low: int, unary: int, bits: Any) -> None:
-    """Write codes to `bits`, uint64 zeros: `unary` bits of high parts, and then the low parts."""
+def rice_write(words: Any, low: int, unary: int) -> Any:
+    """Compute rice.write: `unary` bits of high parts, and then the low parts."""
     mask, width = np.int64((1 << low) - 1), low + 1
+    total = unary + len(words) * width
+    bits = np.zeros((total + 63) // 64 + 1, np.uint64)
     before, end = np.int64(-1), np.int64(-1)
     at = np.int64(unary)
     for i in range(len(words)):
@@ -430,14 +422,7 @@ def _rice_write(words: Any, low: int, unary: int, bits: Any) -> None:
         if place + width > 64:
             bits[(at >> 6) + 1] |= code >> np.uint64(64 - place)
         at += width
-
-
-def rice_write(words: Any, low: int, unary: int) -> Any:
-    """Compute rice.write; `unary`: the bits of all high parts."""
-    total = unary + len(words) * (low + 1)
-    bits = np.zeros(-(-total // 64) + 1, np.uint64)
-    _rice_write(words, low, unary, bits)
-    return bits.view(np.uint8)[: -(-total // 8)].copy()
+    return bits.view(np.uint8)[: (total + 7) // 8].copy()
 
 
 BEYOND = -2  # returned by `rice_read` for codes that reach beyond the last element
@@ -506,12 +491,10 @@ def _quantise(
     rows, wide = grad.shape[0], end - begin
     low, high = np.empty(wide, np.float32), np.empty(wide, np.float32)
     lows, highs = np.zeros(wide), np.zeros(wide)
-    count, counts = np.empty(wide, np.int32), np.zeros(wide, np.int32)
-    zero = np.float32(0)
+    counts, zero = np.zeros(wide, np.int32), np.float32(0)
     for first in range(0, rows, SUMMED):
         low[:] = 0
         high[:] = 0
-        count[:] = 0
         for r in range(first, min(first + SUMMED, rows)):
             g, d, k = grad[r, begin:end], residual[r, begin:end], kept[r, begin:end]
             for j in range(wide):
@@ -521,11 +504,10 @@ def _quantise(
                 is_high = owed >= 0
                 high[j] += owed if is_high else zero
                 low[j] += zero if is_high else owed
-                count[j] = np.int32(count[j] + np.int32(is_high))
+                counts[j] = np.int32(counts[j] + np.int32(is_high))
         for j in range(wide):
             lows[j] += low[j]
             highs[j] += high[j]
-            counts[j] += count[j]
     for j in range(wide):
         low[j] = means[0, begin + j] = lows[j] / max(1, rows - counts[j])
         high[j] = means[1, begin + j] = highs[j] / max(1, counts[j])

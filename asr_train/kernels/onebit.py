@@ -103,15 +103,15 @@ class Sum:
         """Quantise a worker's vector as `quantise_all` does, and add what it would send."""
         _check_vectors(self.matrices, grad_P=grad_P, residual_P=residual_P, kept_P=kept_P)
         vectors = grad_P, residual_P, kept_P
-        if choose(grad_P) is not Backend.cpu:
-            self._sent.append(_quantised(self.matrices, *vectors))
-            self._sums.append(self._sent[-1][1].sum())
-            return
-        from asr_train.kernels import compiled
+        if choose(grad_P) is Backend.cpu:
+            from asr_train.kernels import compiled
 
-        arrays = (v.detach().numpy() for v in (*vectors, self._total_P))
-        _, means = compiled.quantise_all(_array(self.matrices), *arrays)
-        self._sums.append(torch.from_numpy(means).sum())
+            arrays = (v.detach().numpy() for v in (*vectors, self._total_P))
+            means = torch.from_numpy(compiled.quantise_all(_array(self.matrices), *arrays)[1])
+        else:
+            self._sent.append(_quantised(self.matrices, *vectors))
+            means = self._sent[-1][1]
+        self._sums.append(means.sum())
 
     def take(self) -> Tensor | None:
         """Return the sum, float32 [size]; None if anything was not finite. To be called once."""
