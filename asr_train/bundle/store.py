@@ -252,20 +252,17 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
             f"{named}: {MANIFEST} says hash {written} but its content has {now}; {_AGAIN}"
         )
     try:
-        try:
-            found = {path.name for path in folder.iterdir()} | graph.keys()
-            if folder == named:  # its other files are not used
-                found &= {FIRST}
-            _check_names(manifest["parts"], found)
-            for listed in manifest["parts"]:
-                if listed["path"] in graph:
-                    region = graph[listed["path"]]
-                    files.check_content(listed["path"], listed, region.size, region.sha256)
-                else:
-                    files.check_part(folder, listed)
-            lang = load_lang(folder / "lang.json")
-        except DamagedFileError as error:
-            raise _damaged(named, folder, error) from error
+        found = {path.name for path in folder.iterdir()} | graph.keys()
+        if folder == named:  # its other files are not used
+            found &= {FIRST}
+        _check_names(manifest["parts"], found)
+        for listed in manifest["parts"]:
+            if listed["path"] in graph:
+                region = graph[listed["path"]]
+                files.check_content(listed["path"], listed, region.size, region.sha256)
+            else:
+                files.check_part(folder, listed)
+        lang = load_lang(folder / "lang.json")
         lexicon, choice = manifest["lexicon"], manifest["choice"]
         first = choice | {"acoustic_scale": manifest["first_scale"]}
         return Bundle(
@@ -281,6 +278,8 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
             schema.build(Effort, manifest["effort"], "effort"),
             None if lexicon is None else schema.build(schema.LexiconSettings, lexicon, "lexicon"),
         )
+    except DamagedFileError as error:
+        raise _damaged(named, folder, error) from error
     except (KeyError, TypeError, schema.SettingsError) as error:
         raise DamagedFileError(
             f"{named}: {MANIFEST} is incomplete ({error!r}); {_AGAIN}"
