@@ -99,18 +99,16 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
             speaker = name.parts[0] if len(name.parts) > 1 else f"{name}."
             item = Item(name.as_posix(), speaker, audio[stem][0], texts[stem][0])
             other = called.setdefault(item.label, item)
-            if other is item and item.text.suffix.lower() == GRID:
-                try:
-                    items += _intervals(item)
-                except ValueError as error:
-                    problems.append(str(error))
-            elif other is item:
-                items.append(item)
-            else:
+            if other is not item:
                 problems.append(
                     f"{item.audio} and {other.audio} would both be called {item.label}; "
                     "rename one of them"
                 )
+                continue
+            try:
+                items += _intervals(item) if item.text.suffix.lower() == GRID else [item]
+            except ValueError as error:
+                problems.append(str(error))
     return items, sorted(problems)
 
 
