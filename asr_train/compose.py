@@ -43,9 +43,8 @@ def settings(run: str, overrides: list[str]) -> Config:
                 "lists and mappings are without spaces"
             )
         if re.match(r"[A-Z_]+=", override):
-            name = override.partition("=")[0]
             raise SettingsError(
-                f"{name} is a variable of make; call make with {name}=..., not in SET"
+                f"{group} is a variable of make; call make with {group}=..., not in SET"
             )
         if within := _list_above(group.lstrip("+~")):
             raise SettingsError(f"{override!r}: {_whole(within)}")
