@@ -29,7 +29,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.files import read_jsonl, write_json, write_text
 from asr_train.model.store import num_parameters
 from asr_train.paper.ratios import ratios
-from asr_train.paper.rows import BASELINE, Table, check_effect, read_table
+from asr_train.paper.rows import Table, check_effect, read_table
 from asr_train.provenance import commit, machine
 from asr_train.report.exchange import digits
 from asr_train.report.tables import as_markdown
@@ -83,12 +83,11 @@ def dry_run(scale: str, file: str, hours: str, *more: str) -> None:
 def configs(table: Table, given: Sequence[str] = ()) -> Iterator[tuple[str, Config]]:
     """Yield the settings of the baseline and of each row; equal runs come once, as a row."""
     check_effect(given, table.runs)
-    rows = [(row.label, row.runs[0]) for row in table.rows]
-    baseline = table.baselines[0]
-    if baseline.name not in {run.name for _, run in rows}:
-        rows.insert(0, (BASELINE, baseline))
+    rows, baseline = table.rows, table.baseline
+    if baseline.runs[0].name not in {row.runs[0].name for row in rows}:
+        rows = (baseline, *rows)
     seen = set()
-    for label, run in rows:
+    for label, run in ((row.label, row.runs[0]) for row in rows):
         if run.name not in seen:
             seen.add(run.name)
             yield label, compose.settings(run.base, [*given, *run.overrides])

@@ -8,14 +8,13 @@ A ratio that is more than ten times off without a stated reason is refused.
 
 import asr_train.interrupt  # noqa: F401
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from asr_train import compose
 from asr_train.files import read_json, write_json
 from asr_train.jobs import main
 from asr_train.paper.ratios import RATIOS, compared, off, ratios
-from asr_train.paper.rows import PaperSettings, RowSettings, Run, Table, read_table, unscaled
+from asr_train.paper.rows import PaperSettings, RowSettings, read_table, unscaled
 from asr_train.schema import RunSettings, load
 
 
@@ -23,14 +22,14 @@ def stage(scale: str, file: str, train_index: str, conf: str, output: str) -> st
     table = read_table(file, scale)
     frames = float(read_json(train_index)["num_frames"])
     found = {
-        label: compared(
-            label,
+        row.label: compared(
+            row.label,
             table.paper.ratios,
-            ratios(of_paper(row, table.paper), table.paper.epoch_frames),
-            of_ours(load(RunSettings, Path(conf, f"{run.settings_name}.yaml")), frames),
-            table.paper.scales[table.scale].unlike | row.unlike,
+            ratios(of_paper(row.settings, table.paper), table.paper.epoch_frames),
+            of_ours(load(RunSettings, Path(conf, f"{row.runs[0].settings_name}.yaml")), frames),
+            table.paper.scales[table.scale].unlike | row.settings.unlike,
         )
-        for label, row, run in rows(table)
+        for row in (table.baseline, *table.rows)
     }
     write_json(output, found)
     distances = [
@@ -42,13 +41,6 @@ def stage(scale: str, file: str, train_index: str, conf: str, output: str) -> st
         return f"{table.name}: no ratio of paper.yaml to compare"
     times, label, name = max(distances)
     return f"{table.name}: furthest off: {RATIOS[name].words} of row {label}, {times:.3g} times"
-
-
-def rows(table: Table) -> Iterator[tuple[str, RowSettings, Run]]:
-    """Yield the label, settings and first run of the baseline and of each row."""
-    yield "baseline", table.settings.baseline, table.baselines[0]
-    for row, settings in zip(table.rows, table.settings.rows, strict=True):
-        yield row.label, settings, row.runs[0]
 
 
 def of_paper(row: RowSettings, paper: PaperSettings) -> RunSettings:

@@ -214,9 +214,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table, and its runs, one per seed."""
+    """A row of a table, or its baseline, and its runs, one per seed."""
 
     label: str
+    settings: RowSettings
     paper: dict[str, Any] | None  # all that is printed in its row; None: there is no such row
     runs: tuple[Run, ...]
 
@@ -228,20 +229,20 @@ class Table:
     Attributes:
         name: of its file, and of its outputs.
         scale: its name.
-        baselines: one per seed; a row's runs are compared with those of their seeds.
+        baseline: a row's runs are compared with its runs of the same seeds.
     """
 
     name: str
     settings: TableSettings
     paper: PaperSettings
     scale: str
-    baselines: tuple[Run, ...]
+    baseline: Row
     rows: tuple[Row, ...]
 
     @property
     def runs(self) -> list[Run]:
         """All runs, the baselines first; may contain duplicates."""
-        return [*self.baselines, *(run for row in self.rows for run in row.runs)]
+        return [run for row in (self.baseline, *self.rows) for run in row.runs]
 
 
 def runs_by_settings(tables: Iterable[Table]) -> dict[str, Run]:
@@ -306,7 +307,8 @@ def read_table(path: Path | str, scale: str) -> Table:
         seeds = map(int, given) if given else row.seeds.get(scale, paper.scales[scale].seeds)
         return tuple(run_of(row, paper, scale, seed, more) for seed in seeds)
 
-    baselines = runs(settings.baseline)
+    baseline = Row(BASELINE, settings.baseline, None, runs(settings.baseline))
+    seeds = [run.seed for run in baseline.runs]
     rows: list[Row] = []
     for row in settings.rows:
         fitting = matching(printed, row.paper) if row.paper else []
@@ -327,24 +329,21 @@ def read_table(path: Path | str, scale: str) -> Table:
         label = row.label or _label(row.paper)
         if label in (other.label for other in rows):
             raise SettingsError(f"{path}: two rows are named {label!r}; give one another label")
-        rows.append(Row(label, found, runs(row)))
-        lacking = {run.seed for run in rows[-1].runs} - {run.seed for run in baselines}
-        if lacking:
+        rows.append(Row(label, row, found, runs(row)))
+        if lacking := {run.seed for run in rows[-1].runs}.difference(seeds):
             raise SettingsError(
                 f"{path}: row {label!r} has seed {min(lacking)} at SCALE={scale}, but the "
-                f"baseline has {', '.join(str(run.seed) for run in baselines)}; add it to the "
-                "baseline's seeds"
+                f"baseline has {', '.join(map(str, seeds))}; add it to the baseline's seeds"
             )
-    _check_claims(path, settings, rows, baselines)
-    table = Table(path.stem, settings, paper, scale, baselines, tuple(rows))
+    table = Table(path.stem, settings, paper, scale, baseline, tuple(rows))
+    _check_claims(path, table)
     runs_by_settings([table])
     return table
 
 
-def _check_claims(
-    path: Path, settings: TableSettings, rows: Sequence[Row], baselines: Sequence[Run]
-) -> None:
-    seeds = {BASELINE: baselines} | {row.label: row.runs for row in rows}
+def _check_claims(path: Path, table: Table) -> None:
+    settings = table.settings
+    seeds = {row.label: {run.seed for run in row.runs} for row in (table.baseline, *table.rows)}
     for claim in settings.claims:
         for label in (claim.row, claim.against):
             if label not in seeds:
@@ -356,7 +355,7 @@ def _check_claims(
                 f"{path}: the claim {claim.claim!r} is about epoch {claim.epoch}; epochs count "
                 "from 1, and the table needs decode_epochs: true"
             )
-        own, other = ({run.seed for run in seeds[x]} for x in (claim.row, claim.against))
+        own, other = seeds[claim.row], seeds[claim.against]
         if not own & other:
             raise SettingsError(
                 f"{path}: {claim.row!r} has seeds {sorted(own)}, {claim.against!r} "

@@ -8,7 +8,7 @@ run.json and score files as `report.exchange` does; knows nothing of how runs ar
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -16,37 +16,38 @@ from asr_train.cost.cluster import read_cluster
 from asr_train.paper.claims import NO_REDUCTION, compared
 from asr_train.paper.hours import training_hours
 from asr_train.paper.layout import JsonRow, TableDict, columns
-from asr_train.paper.rows import BASELINE, ClaimSettings, RowSettings, Run, Table
+from asr_train.paper.rows import ClaimSettings, Row, Run, Table
 from asr_train.paper.speed import case_of, density, simulated
 from asr_train.report.exchange import RECEIVED, Trained, measured
 from asr_train.report.tables import Score, held_out, wer_reduction
 from asr_train.schema import HUMAN, CommSettings, Halving, ScoreSettings, build
 
+SENT = (  # numbers of `measured`
+    *("message_bytes_a_minibatch", "compression_ratio", "elements_a_minibatch"),
+    *("bits_an_element", "density"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """The results of a row's run of one seed."""
+
+    run: Trained
+    score: Score  # of all test sets of the table together
+    by_split: dict[str, Score]  # of each test set that was decoded; empty: there is one
+    epochs: Sequence[Score]
+
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row's settings and the results of its runs, one per seed."""
+    """A row and its results, by seed."""
 
-    label: str
-    settings: RowSettings
-    printed: dict[str, Any] | None
-    seeds: list[int]
-    runs: list[Trained]
-    scores: list[Score]  # of all test sets of the table together
-    by_split: dict[str, list[Score]]  # of each test set that was decoded; empty: there is one
-    epochs: list[Sequence[Score]]
+    row: Row
+    results: dict[int, _Result]
 
-    def of_seeds(self, seeds: Sequence[int]) -> "_Row":
-        """Return only the results of these seeds, in their order."""
-        at = [self.seeds.index(seed) for seed in seeds]
-        return replace(
-            self,
-            seeds=list(seeds),
-            runs=[self.runs[i] for i in at],
-            scores=[self.scores[i] for i in at],
-            by_split={split: [scores[i] for i in at] for split, scores in self.by_split.items()},
-            epochs=[self.epochs[i] for i in at] if self.epochs else [],
-        )
+    @property
+    def runs(self) -> list[Trained]:
+        return [found.run for found in self.results.values()]
 
 
 def paper_table(
@@ -68,55 +69,51 @@ def paper_table(
         ValueError: if a run, its score or those of its epochs are missing; says what to do.
         DamagedFileError: if a log has no row of training steps.
     """
+    splits = list(table.settings.splits.values())
 
-    def row_of(
-        label: str, row: RowSettings, printed: dict[str, Any] | None, runs: Sequence[Run]
-    ) -> _Row:
-        found = [_found(run, trained, table) for run in runs]
-        by_epoch = [_epochs_of(run, epochs) for run in found if table.settings.decode_epochs]
-        splits = list(table.settings.splits.values())
-        by_split = _by_split(found, splits) if splits else {}
-        scores = list(map(_pooled, zip(*by_split.values(), strict=True)))
-        scores = scores or [_test_score(run) for run in found]
-        seeds = [run.seed for run in runs]
-        return _Row(label, row, printed, seeds, found, scores, by_split, by_epoch)
+    def result(run: Run) -> _Result:
+        found = _found(run, trained, table)
+        by_split = _by_split(found, splits)
+        score = _pooled(list(by_split.values())) if by_split else _test_score(found)
+        by_epoch = _epochs_of(found, epochs) if table.settings.decode_epochs else []
+        return _Result(found, score, by_split, by_epoch)
 
-    baseline = row_of(BASELINE, table.settings.baseline, None, table.baselines)
-    rows = [
-        row_of(row.label, its, row.paper, row.runs)
-        for row, its in zip(table.rows, table.settings.rows, strict=True)
-    ]
-    for row in rows:
-        if row.by_split.keys() != baseline.by_split.keys():  # recordings of people
+    baseline, *rows = (
+        _Row(row, {run.seed: result(run) for run in row.runs})
+        for row in (table.baseline, *table.rows)
+    )
+    usual, *others = (found for row in (baseline, *rows) for found in row.results.values())
+    for other in others:
+        if other.by_split.keys() != usual.by_split.keys():  # recordings of people
             raise ValueError(
-                f"{row.runs[0].run} was tested on {', '.join(row.by_split)}, but "
-                f"{baseline.runs[0].run} on {', '.join(baseline.by_split)}; call make with "
-                "HUMAN=path if the runs in RECORDS were tested on it, else without HUMAN, or train "
-                "all runs here, without RECORDS"
+                f"{other.run.run} was tested on {', '.join(other.by_split)}, but {usual.run.run} "
+                f"on {', '.join(usual.by_split)}; call make with HUMAN=path if the runs in RECORDS "
+                "were tested on it, else without HUMAN, or train all runs here, without RECORDS"
             )
     case, cluster = case_of(table.paper.paper), read_cluster(table.paper.cluster)
 
-    def json_row(row: _Row) -> JsonRow:
-        base = baseline.of_seeds(row.seeds)
-        ours = ours_of(row, base, settings)
+    def json_row(found: _Row) -> JsonRow:
+        row, runs = found.row, found.runs
+        base = [baseline.results[seed] for seed in found.results]
+        ours = ours_of(list(found.results.values()), base, settings)
         ours["simulated"] = None
         if case is not None:
-            usual = table.paper.runs[row.settings.run]
-            comm = row.runs[0].about["settings"]["comm"]
-            found = simulated(case, cluster, row.settings, usual, row.printed, comm)
-            if found is not None:
-                frames = _mean([_frames(run) for run in row.runs])
-                alone = _mean([_frames(run) for run in base.runs])
-                found["speedup_total"] = (
-                    found["speedup"] * alone / frames if alone and frames else None
+            defaults = table.paper.runs[row.settings.run]
+            comm = runs[0].about["settings"]["comm"]
+            speed = simulated(case, cluster, row.settings, defaults, row.paper, comm)
+            if speed is not None:
+                frames = _mean([_frames(run) for run in runs])
+                alone = _mean([_frames(each.run) for each in base])
+                speed["speedup_total"] = (
+                    speed["speedup"] * alone / frames if alone and frames else None
                 )
-            ours["simulated"] = found
-        ours["hours"] = _hours(row, baseline, table)
+            ours["simulated"] = speed
+        ours["hours"] = _hours(found, baseline, table)
         reasons = table.paper.scales[table.scale].unlike | row.settings.unlike
-        why = reasons.get("quanta")
+        known = ratios.get(row.label, {})
         return {
-            **{"label": row.label, "paper": row.printed or {}, "ours": ours, "measured": True},
-            "ratios": {**ratios.get(row.label, {}), **_quanta(row, ratios.get(row.label, {}), why)},
+            **{"label": row.label, "paper": row.paper or {}, "ours": ours, "measured": True},
+            "ratios": {**known, **_quanta(found, known, reasons.get("quanta"))},
         }
 
     content: TableDict = {
@@ -133,7 +130,7 @@ def paper_table(
         "gpu": cluster.gpu.name,
         "baseline": json_row(baseline),
         "rows": [json_row(row) for row in rows],
-        "claims": [_claim(c, [*rows, baseline], table, settings) for c in table.settings.claims],
+        "claims": [_claim(c, baseline, rows, table, settings) for c in table.settings.claims],
         "bootstrap": settings.draws,
         **about,
     }
@@ -141,31 +138,32 @@ def paper_table(
 
 
 def _claim(
-    claim: ClaimSettings, rows: Sequence[_Row], table: Table, settings: ScoreSettings
+    claim: ClaimSettings,
+    baseline: _Row,
+    rows: Sequence[_Row],
+    table: Table,
+    settings: ScoreSettings,
 ) -> dict[str, Any]:
-    """Return a claim's comparison over the seeds that both rows have; the last is the baseline."""
-    row, other = (next(r for r in rows if r.label == x) for x in (claim.row, claim.against))
-    own, base = _scores_by_seed(row, claim.epoch), _scores_by_seed(other, claim.epoch)
-    both = {seed: (own[seed], base[seed]) for seed in own if seed in base}
-
-    def printed(row: _Row) -> dict[str, Any] | None:
-        return NO_REDUCTION if row is rows[-1] else row.printed
-
-    splits = list(table.settings.splits)
-    return compared(claim, both, (printed(row), printed(other)), splits, settings)
+    """Return a claim's comparison over the seeds that both rows have."""
+    named = {each.row.label: each for each in (baseline, *rows)}
+    both = named[claim.row], named[claim.against]
+    own, base = (_scores_by_seed(row, claim.epoch) for row in both)
+    scores = {seed: (own[seed], base[seed]) for seed in own if seed in base}
+    first, second = (NO_REDUCTION if row is baseline else row.row.paper for row in both)
+    return compared(claim, scores, (first, second), list(table.settings.splits), settings)
 
 
 def _scores_by_seed(row: _Row, epoch: int | None) -> dict[int, Score]:
     """Return a row's scores; after an epoch, those of the runs that have it."""
     if epoch is None:
-        return dict(zip(row.seeds, row.scores, strict=True))
-    found = zip(row.seeds, row.epochs, strict=True)
-    return {seed: scores[epoch - 1] for seed, scores in found if len(scores) >= epoch}
+        return {seed: found.score for seed, found in row.results.items()}
+    epochs = {seed: found.epochs[epoch - 1 : epoch] for seed, found in row.results.items()}
+    return {seed: scores[0] for seed, scores in epochs.items() if scores}
 
 
 def _hours(row: _Row, base: _Row, table: Table) -> float | None:
     """Return the simulated hours of the paper's training, with the minibatches of our runs."""
-    settings, printed = table.settings.hours, row.printed or {}
+    settings, printed = table.settings.hours, row.row.paper or {}
     parallel = printed.get("data_x_model", printed.get("gpus"))
     if settings is None or parallel is None:
         return None
@@ -188,7 +186,7 @@ def _quanta(row: _Row, ratios: Mapping[str, Any], why: str | None) -> dict[str, 
     The paper prints compression ratios, with 32 bits per element.
     """
     share = _mean([density(run) for run in row.runs])
-    ratio = (row.printed or {}).get("compression_ratio")
+    ratio = (row.row.paper or {}).get("compression_ratio")
     if share is None or ratio is None or "step_share" not in ratios:
         return {}
     steps = measured(row.runs[0])["sending_steps"] / max(1, len(_frame_errors(row.runs[0])))
@@ -216,23 +214,20 @@ def _test_score(run: Trained) -> Score:
     return found[0]
 
 
-def _by_split(runs: Sequence[Trained], splits: Sequence[str]) -> dict[str, list[Score]]:
-    """Return the scores, one per run, of these test sets; of `test_human` only if it was decoded.
+def _by_split(run: Trained, splits: Sequence[str]) -> dict[str, Score]:
+    """Return the scores of these test sets; of `test_human` only if it was decoded.
 
     Raises:
         ValueError: if one is missing.
     """
-    found: dict[str, list[Score]] = {}
+    found = {score["split"]: score for score in run.scores}
     for split in splits:
-        scores = [s for run in runs for s in run.scores if s["split"] == split]
-        if len(scores) == len(runs):
-            found[split] = scores
-        elif scores or split != HUMAN:
+        if split not in found and split != HUMAN:
             raise ValueError(
-                f"{runs[0].run} and its other seeds have {len(scores)} scores of {split}, but the "
-                f"row needs {len(runs)}; run make in the recipe's folder to decode it"
+                f"{run.run} has no score of {split}, which the row needs; run make in the recipe's "
+                "folder to decode it"
             )
-    return found
+    return {split: found[split] for split in splits if split in found}
 
 
 def _pooled(scores: Sequence[Score]) -> Score:
@@ -261,37 +256,43 @@ def _epochs_of(run: Trained, epochs: Mapping[str, Sequence[Score]]) -> Sequence[
     return found
 
 
-def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
-    """Return a row's numbers: means over its seeds, None for unknown values."""
-    found = [measured(run) for run in row.runs]
+def ours_of(
+    results: Sequence[_Result], base: Sequence[_Result], settings: ScoreSettings
+) -> dict[str, Any]:
+    """Return a row's numbers: means over its seeds, None for unknown values.
+
+    Args:
+        base: the baseline's results with the same seeds.
+    """
+    runs = [each.run for each in results]
+    scores = [each.score for each in results]
+    found = [measured(run) for run in runs]
     first = found[0]
 
     def mean(key: str) -> float | None:
         return _mean([numbers[key] for numbers in found])
 
-    frame_errors = [_frame_errors(run) for run in row.runs]
-    base_errors = [_frame_errors(run) for run in base.runs]
-    optim = row.runs[0].about["settings"].get("optim", {})
+    frame_errors = [_frame_errors(run) for run in runs]
+    base_errors = [_frame_errors(each.run) for each in base]
+    optim = runs[0].about["settings"].get("optim", {})
     seconds = [numbers["cpu_seconds"] for numbers in found]
-    speeds = [_frames(run) / second for run, second in zip(row.runs, seconds, strict=True)]
-    virtual = [_last(run, "simulated_seconds") for run in row.runs]
-    full_rate = [_full_rate_epochs(run) for run in row.runs]
-    diverged = {run.run: why for run in row.runs if (why := _last(run, "diverged"))}
+    speeds = [_frames(run) / second for run, second in zip(runs, seconds, strict=True)]
+    virtual = [_last(run, "simulated_seconds") for run in runs]
+    full_rate = [_full_rate_epochs(run) for run in runs]
+    diverged = {run.run: why for run in runs if (why := _last(run, "diverged"))}
     return {
-        "runs": [run.run for run in row.runs],
+        "runs": [run.run for run in runs],
         **{key: first[key] for key in ("method", "workers", "processes", "parameters")},
-        **_method_numbers(row.runs[0]),
-        "seeds": len(row.runs),
-        "split": row.scores[0]["split"],
-        "words": row.scores[0]["words"],
-        "utterances": row.scores[0]["utterances"],
-        "wer": _mean([score["wer"] for score in row.scores]),
-        "wer_by_seed": [score["wer"] for score in row.scores],
+        **_method_numbers(runs[0]),
+        "seeds": len(runs),
+        **{key: scores[0][key] for key in ("split", "words", "utterances")},
+        "wer": _mean([score["wer"] for score in scores]),
+        "wer_by_seed": [score["wer"] for score in scores],
         "wer_by_split": {
-            split: _mean([score["wer"] for score in scores])
-            for split, scores in row.by_split.items()
+            split: _mean([each.by_split[split]["wer"] for each in results])
+            for split in results[0].by_split
         },
-        "wer_reduction": wer_reduction(row.scores, base.scores, settings),
+        "wer_reduction": wer_reduction(scores, [each.score for each in base], settings),
         "frame_error": _mean([errors[-1] if errors else None for errors in frame_errors]),
         "frame_error_reduction_percent": _mean(
             [
@@ -307,19 +308,14 @@ def ours_of(row: _Row, base: _Row, settings: ScoreSettings) -> dict[str, Any]:
                 for own, other in zip(frame_errors, base_errors, strict=True)
             ]
         ),
-        "wer_by_epoch": _by_epoch([[score["wer"] for score in scores] for scores in row.epochs]),
-        "train_accuracy": _mean([_train_accuracy(run) for run in row.runs]),
-        "rate_divisors": _divisors(row.runs[0]),
-        "minibatch_by_epoch": _by_epoch([_minibatches(run) for run in row.runs]),
+        "wer_by_epoch": _by_epoch([[score["wer"] for score in each.epochs] for each in results]),
+        "train_accuracy": _mean([_train_accuracy(run) for run in runs]),
+        "rate_divisors": _divisors(runs[0]),
+        "minibatch_by_epoch": _by_epoch([_minibatches(run) for run in runs]),
         "is_controlled": bool(optim.get("auto_minibatch") or optim.get("auto_rate")),
-        "message_bytes_a_minibatch": mean("message_bytes_a_minibatch"),
-        "compression_ratio": mean("compression_ratio"),
-        "elements_a_minibatch": mean("elements_a_minibatch"),
-        "bits_an_element": mean("bits_an_element"),
-        "density": mean("density"),
-        **{key: mean(key) for key in RECEIVED},
+        **{key: mean(key) for key in (*SENT, *RECEIVED)},
         "minibatch_frames": optim.get("minibatch_frames"),
-        "frames_an_epoch": _frames(row.runs[0]) / max(1, len(frame_errors[0])),
+        "frames_an_epoch": _frames(runs[0]) / max(1, len(frame_errors[0])),
         "staleness": mean("staleness"),
         "frames_a_cpu_second": _mean(speeds),
         "cpu_minutes": _mean([second / 60 for second in seconds]),

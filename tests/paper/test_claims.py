@@ -63,7 +63,7 @@ def test_models_of_an_epoch_are_compared_if_both_runs_have_it(tmp_path):
     claims = [{"row": "a", "against": "b", "epoch": n, "claim": "a is better"} for n in (1, 2, 7)]
     table = a_table(tmp_path, "strom2015", "figure_1", rows, decode_epochs=True, claims=claims)
     by_label = {"a": (6, 3), "b": (12, 3)}
-    epochs = {run.name: [score(run.name)] for run in table.baselines} | {
+    epochs = {run.name: [score(run.name)] for run in table.baseline.runs} | {
         row.runs[0].name: [score(row.runs[0].name, each) for each in by_label[row.label]]
         for row in table.rows
     }

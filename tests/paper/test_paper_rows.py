@@ -85,7 +85,7 @@ def test_a_row_is_a_run_a_seed_with_the_papers_numbers_times_the_scales(tmp_path
         "optim.seed=1",
     )
     assert table.rows[2].runs[0].name == "strom-gtc-threshold4-workers4-seed1"
-    assert [run.name for run in table.baselines] == [
+    assert [run.name for run in table.baseline.runs] == [
         "strom-sgd-workers1-seed1",
         "strom-sgd-workers1-seed2",
     ]
@@ -127,9 +127,9 @@ def test_tables_share_runs_that_are_the_same_and_the_baselines_come_first(tmp_pa
 
 def test_epochs_are_those_of_the_settings(tmp_path):
     folder = folder_with(tmp_path, table1=TABLE)
-    assert [run.epochs for run in read(folder, "small", "table1")[0].baselines] == [3, 3]
+    assert [run.epochs for run in read(folder, "small", "table1")[0].baseline.runs] == [3, 3]
     with pytest.raises(SettingsError, match=r"optim.epochs is not set"):
-        _ = read(folder, "full", "table1")[0].baselines[0].epochs
+        _ = read(folder, "full", "table1")[0].baseline.runs[0].epochs
 
 
 @pytest.mark.parametrize(

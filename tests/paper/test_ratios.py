@@ -13,7 +13,7 @@ from asr_train.paper.ratios import RATIOS, compared, off, ratios
 from asr_train.paper.rows import PaperSettings, RowSettings, read_table, run_of
 from asr_train.schema import RunSettings, SettingsError, load
 from asr_train.schema import plain as plain_data
-from scripts.ratios import of_ours, of_paper, rows, stage
+from scripts.ratios import of_ours, of_paper, stage
 
 RECIPES = compose.CONF.parent / "recipes"
 GTC = {"comm.workers": 40}
@@ -174,7 +174,8 @@ def test_a_paper_may_name_no_ratio(tmp_path):
 def test_the_stage_compares_every_row_before_anything_is_trained(name, scale, hours, tmp_path):
     file = RECIPES / name / "table2.yaml"
     table = read_table(file, scale)
-    for _, _, run in rows(table):  # of the first seed, whose settings are read
+    for row in (table.baseline, *table.rows):
+        run = row.runs[0]  # of the first seed, whose settings are read
         config = compose.settings(run.base, list(run.overrides))
         parts = {key: plain_data(getattr(config, key)) for key in ("model", "optim", "comm")}
         write_yaml(tmp_path / f"{run.name}.yaml", parts)

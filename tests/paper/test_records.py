@@ -133,7 +133,7 @@ def test_a_table_from_records_has_the_same_numbers(tmp_path, nodes):
 
 
 def test_epochs_are_kept_and_dev_is_not(tmp_path, nodes):
-    run = finished(nodes.baselines[0])
+    run = finished(nodes.baseline.runs[0])
     epochs = [score(run.run, 9 - n) for n in range(EPOCHS)]
     read = through_a_file(tmp_path, record_of(run, epochs))
     assert [each["wer"] for each in read.epochs] == [each["wer"] for each in epochs]
@@ -141,7 +141,7 @@ def test_epochs_are_kept_and_dev_is_not(tmp_path, nodes):
 
 
 def test_few_speakers_are_kept_by_utterance(tmp_path, nodes):
-    run = finished(nodes.baselines[0])
+    run = finished(nodes.baseline.runs[0])
     few = score(run.run, speakers=MIN_PAIRED_SPEAKERS - 1)
     run = replace(run, scores=[few])
     (read,) = through_a_file(tmp_path, record_of(run)).trained.scores
@@ -163,7 +163,7 @@ def test_a_note_says_what_was_trained_elsewhere(nodes):
 @pytest.fixture
 def whole(nodes):
     """A record with settings that the schema accepts, and these settings."""
-    run = nodes.baselines[0]
+    run = nodes.baseline.runs[0]
     wanted = settings(run.base, list(run.overrides)).run
     trained = finished(run)
     trained.about["settings"] = plain(wanted)
@@ -203,7 +203,7 @@ def test_a_record_without_epochs_is_refused_where_they_are_shown(whole):
 
 
 def test_a_damaged_record_is_named(tmp_path, nodes):
-    record = record_of(finished(nodes.baselines[0]))
+    record = record_of(finished(nodes.baseline.runs[0]))
     through_a_file(tmp_path, record)
     path = tmp_path / f"{record.trained.run}.jsonl"
     first, *rest = read_jsonl(path)
@@ -236,7 +236,7 @@ def test_a_row_with_more_seeds_is_compared_with_the_baselines_of_its_seeds(tmp_p
     table = a_table(
         *(tmp_path, "strom2015", "table_2_nodes", rows), baseline={"run": "sgd", "seeds": seeds}
     )
-    trained = {run.name: finished(run, errors=5 + run.seed) for run in table.baselines}
+    trained = {run.name: finished(run, errors=5 + run.seed) for run in table.baseline.runs}
     for run in (run for row in table.rows[1:] for run in row.runs):
         trained[run.name] = finished(run, errors=(5 + run.seed) // 2)
     content = tabulated(table, trained)
