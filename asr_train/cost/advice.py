@@ -200,7 +200,7 @@ def best_of_each_kind(options: Sequence[Option]) -> list[Option]:
 
     Of a kind with options that are about as fast as any, it is one of these.
     """
-    fast = about_as_fast(options)
+    fast = near_the_fastest(options, NEAR)
     best = []
     for kind in ORDER:
         of_kind = [option for option in options if option.method.traffic is kind]
@@ -211,12 +211,12 @@ def best_of_each_kind(options: Sequence[Option]) -> list[Option]:
 
 def advised(options: Sequence[Option]) -> Option:
     """Return the kind's best option nearest to SGD that is about as fast as any."""
-    return best_of_each_kind(about_as_fast(options))[0]
+    return best_of_each_kind(near_the_fastest(options, NEAR))[0]
 
 
-def about_as_fast(options: Sequence[Option]) -> list[Option]:
-    """Return the options that reach NEAR of the highest frames/s."""
-    enough = NEAR * max(option.speed.frames_per_second for option in options)
+def near_the_fastest(options: Sequence[Option], share: float) -> list[Option]:
+    """Return the options that reach this share of the highest frames/s."""
+    enough = share * max(option.speed.frames_per_second for option in options)
     return [option for option in options if option.speed.frames_per_second >= enough]
 
 
@@ -226,9 +226,8 @@ def nearest(options: Sequence[Option], share: float) -> Option:
     Options are compared by ORDER, then no double buffering, then shorter blocks, then larger
     groups, then speed.
     """
-    enough = share * max(option.speed.frames_per_second for option in options)
     return min(
-        (option for option in options if option.speed.frames_per_second >= enough),
+        near_the_fastest(options, share),
         key=lambda o: (
             ORDER.index(o.method.traffic),
             o.method.lag,

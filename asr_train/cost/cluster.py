@@ -5,6 +5,7 @@ own link (`inside`), others over its node's network interface (`between`). Knows
 that are trained, nor of methods.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,11 @@ class GpuSettings:
         return self.peak_tflops * 1e12 * self.efficiency
 
 
+def bytes_per_second(gbit_per_s: float | None) -> float:
+    """Return a rate in bytes; None: no limit."""
+    return math.inf if gbit_per_s is None else gbit_per_s * 1e9 / 8
+
+
 @dataclass(kw_only=True, slots=True)
 class LinkSettings:
     """A link with this bandwidth in each direction at the same time."""
@@ -57,7 +63,7 @@ class LinkSettings:
 
     @property
     def bytes_per_second(self) -> float:
-        return self.gbit_per_s * 1e9 / 8
+        return bytes_per_second(self.gbit_per_s)
 
     @property
     def latency_seconds(self) -> float:

@@ -18,7 +18,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from asr_train.cost.cluster import ClusterSettings
+from asr_train.cost.cluster import ClusterSettings, bytes_per_second
 
 Process = Generator["float | Signal", None, None]
 SAME_TIME = 1e-12  # seconds; events closer than rounding errors are simultaneous
@@ -45,8 +45,8 @@ class Links:
         self.nodes = math.ceil(workers / cluster.gpus_per_node)
         inside = cluster.inside.bytes_per_second if cluster.inside else math.inf
         between = cluster.between.bytes_per_second if cluster.between else math.inf
-        rates = [inside] * (2 * workers) + [_limit(cluster.bus_gbit_per_s)] * self.nodes
-        rates += [between] * (2 * self.nodes) + [_limit(cluster.fabric_gbit_per_s)]
+        rates = [inside] * (2 * workers) + [bytes_per_second(cluster.bus_gbit_per_s)] * self.nodes
+        rates += [between] * (2 * self.nodes) + [bytes_per_second(cluster.fabric_gbit_per_s)]
         self.capacity_L = np.array(rates)
         self._bus = 2 * workers
         self._out = self._bus + self.nodes
@@ -93,10 +93,6 @@ class Loads:
     copies_E: NDArray[np.float64]
     latency_seconds: float
     leaving: int
-
-
-def _limit(gbit_per_s: float | None) -> float:
-    return math.inf if gbit_per_s is None else gbit_per_s * 1e9 / 8
 
 
 def fair_rates(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from asr_train.cost.cluster import ClusterSettings
+from asr_train.cost.cluster import ClusterSettings, bytes_per_second
 from asr_train.cost.plan import BYTES, Work
 from asr_train.facts import Traffic
 
@@ -46,9 +46,9 @@ class Node:
         return 3 * self.parameters / self.flops
 
     @property
-    def post_seconds(self) -> float:
-        """M/f eta_fix: a single pass over all parameters."""
-        return self.fixed_seconds / self.passes
+    def update_seconds(self) -> float:
+        """(C + 1) M/f eta_fix: so many passes over all parameters."""
+        return (self.passes + 1) * (self.fixed_seconds / self.passes)
 
 
 def printed_node(paper: Mapping[str, Any]) -> Node:
@@ -84,24 +84,21 @@ def data_parallel(
         eta: eta_mbs(N/2K), loss by small half batches.
     """
     float_seconds = 2 * _exchange(node, value_bytes, lambda_conn)
-    update_seconds = (node.passes + 1) * node.post_seconds
-    return frames / 2 * node.frame_seconds * eta / (float_seconds - update_seconds)
+    return frames / 2 * node.frame_seconds * eta / (float_seconds - node.update_seconds)
 
 
 def data_parallel_speedup(
     node: Node, nodes: float, frames: float, value_bytes: float, lambda_conn: float
 ) -> float:
     """Return T_calc(1) / max(T_calc(K), T_comm(K)) of data parallelism."""
-    update_seconds = (node.passes + 1) * node.post_seconds
-    calc = 2 * (frames / 2 / nodes * node.frame_seconds + update_seconds)
+    calc = 2 * (frames / 2 / nodes * node.frame_seconds + node.update_seconds)
     comm = 4 * _exchange(node, value_bytes, lambda_conn)
     return alone_seconds(node, frames) / max(calc, comm)
 
 
 def lambda_conn_for(node: Node, nodes: float, frames: float, value_bytes: float) -> float:
     """Return the lambda_conn with which `nodes` is K-hat of data parallelism."""
-    update_seconds = (node.passes + 1) * node.post_seconds
-    wanted = frames / 2 * node.frame_seconds / nodes + update_seconds
+    wanted = frames / 2 * node.frame_seconds / nodes + node.update_seconds
     return wanted / (2 * _exchange(node, value_bytes, 1.0))
 
 
@@ -212,12 +209,10 @@ def ring_rate(cluster: ClusterSettings, nodes: float) -> float:
     """
     if nodes <= cluster.gpus_per_node or cluster.between is None:
         return _inside(cluster, nodes)
-    rates = [cluster.between.bytes_per_second]
-    if cluster.gpus_per_node > 1:
-        rates.append(_inside(cluster, cluster.gpus_per_node - 1))
-    if cluster.fabric_gbit_per_s is not None:
-        rates.append(cluster.fabric_gbit_per_s * 1e9 / 8 * cluster.gpus_per_node / nodes)
-    return min(rates)
+    gpus = cluster.gpus_per_node
+    fabric = bytes_per_second(cluster.fabric_gbit_per_s) * gpus / nodes
+    near = _inside(cluster, gpus - 1) if gpus > 1 else math.inf
+    return min(cluster.between.bytes_per_second, near, fabric)
 
 
 def peer_rate(cluster: ClusterSettings, nodes: float) -> float:
@@ -229,17 +224,11 @@ def peer_rate(cluster: ClusterSettings, nodes: float) -> float:
     if nodes <= gpus or cluster.between is None:
         return _inside(cluster, nodes)
     leaving = (nodes - gpus) / (nodes - 1)
-    rates = [cluster.between.bytes_per_second / gpus / leaving]
-    if gpus > 1:
-        rates.append(_inside(cluster, gpus) / (1 - leaving))
-    if cluster.fabric_gbit_per_s is not None:
-        rates.append(cluster.fabric_gbit_per_s * 1e9 / 8 / nodes / leaving)
-    return min(rates)
+    fabric = bytes_per_second(cluster.fabric_gbit_per_s) / nodes / leaving
+    near = _inside(cluster, gpus) / (1 - leaving) if gpus > 1 else math.inf
+    return min(cluster.between.bytes_per_second / gpus / leaving, near, fabric)
 
 
 def _inside(cluster: ClusterSettings, gpus: float) -> float:
     assert cluster.inside is not None
-    rates = [cluster.inside.bytes_per_second]
-    if cluster.bus_gbit_per_s is not None:
-        rates.append(cluster.bus_gbit_per_s * 1e9 / 8 / gpus)
-    return min(rates)
+    return min(cluster.inside.bytes_per_second, bytes_per_second(cluster.bus_gbit_per_s) / gpus)
