@@ -1,18 +1,15 @@
-"""Two rows of a paper's table -> how they differ, beside what the paper prints.
+"""How two rows of a paper's table differ, beside what the paper prints -> **text**.
 
 Columns compare each row with the baseline. What a paper claims is often about two other rows:
 larger groups against smaller ones, double buffering against none. Their intervals do not follow
-from those against the baseline, and are drawn here. Knows the settings and the printed rows, and
-nothing of how a table is laid out.
+from those against the baseline. Knows the printed rows, and nothing of settings and runs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from asr_train.paper.rows import ClaimSettings
 from asr_train.report.exchange import DASH
-from asr_train.report.tables import Score, as_markdown, wer_reduction
-from asr_train.schema import ScoreSettings
+from asr_train.report.tables import as_markdown
 
 Printed = Mapping[str, Any]
 WERS = ("wer", "main_wer", "relu_wer", "svd_ll_wer")  # columns of the papers
@@ -24,30 +21,6 @@ EXPLANATION = (
     "above; *: it excludes 0. Positive: the row is better. The paper's follow from its printed "
     "word error rates or reductions; its several test sets count alike, ours by their words."
 )
-
-
-def compared(
-    claim: ClaimSettings,
-    scores: Mapping[int, tuple[Score, Score]],
-    printed: tuple[Printed | None, Printed | None],
-    splits: Sequence[str],
-    settings: ScoreSettings,
-) -> dict[str, Any]:
-    """Return what the paper prints of a claim and what our runs say, as JSON.
-
-    Args:
-        scores: of the row and of the one that it is compared with, by seed.
-        printed: their rows in the paper; None if it has none. The paper's baseline is NO_REDUCTION.
-        splits: the paper's columns of several test sets.
-    """
-    pairs = list(scores.values())
-    ours = wer_reduction([a for a, _ in pairs], [b for _, b in pairs], settings) if pairs else None
-    return {
-        **{"claim": claim.claim, "row": claim.row, "against": claim.against, "epoch": claim.epoch},
-        "seeds": sorted(scores),
-        "paper": printed_reduction(*printed, splits, claim.epoch),
-        "ours": ours,
-    }
 
 
 def printed_reduction(

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Any
 
 from asr_train.cost.cluster import read_cluster
-from asr_train.paper.claims import NO_REDUCTION, compared
+from asr_train.paper.claims import NO_REDUCTION, printed_reduction
 from asr_train.paper.hours import training_hours
 from asr_train.paper.layout import JsonRow, TableDict, columns
 from asr_train.paper.rows import ClaimSettings, Row, Run, Table
@@ -144,13 +144,19 @@ def _claim(
     table: Table,
     settings: ScoreSettings,
 ) -> dict[str, Any]:
-    """Return a claim's comparison over the seeds that both rows have."""
+    """Return what the paper prints of a claim and what our runs say, over seeds of both rows."""
     named = {each.row.label: each for each in (baseline, *rows)}
     both = named[claim.row], named[claim.against]
     own, base = (_scores_by_seed(row, claim.epoch) for row in both)
-    scores = {seed: (own[seed], base[seed]) for seed in own if seed in base}
     first, second = (NO_REDUCTION if row is baseline else row.row.paper for row in both)
-    return compared(claim, scores, (first, second), list(table.settings.splits), settings)
+    seeds = [seed for seed in own if seed in base]
+    scores = [own[seed] for seed in seeds], [base[seed] for seed in seeds]
+    return {
+        **{"claim": claim.claim, "row": claim.row, "against": claim.against, "epoch": claim.epoch},
+        "seeds": sorted(seeds),
+        "paper": printed_reduction(first, second, list(table.settings.splits), claim.epoch),
+        "ours": wer_reduction(*scores, settings) if seeds else None,
+    }
 
 
 def _scores_by_seed(row: _Row, epoch: int | None) -> dict[int, Score]:
