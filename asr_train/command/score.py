@@ -190,16 +190,14 @@ def words_of(segments: list[Timed], ctm: str) -> Texts:
     """
     lanes: dict[tuple[str, int], list[Timed]] = {}
     for segment in sorted(segments, key=lambda segment: segment.start):
-        lanes.setdefault((segment.recording, segment.channel), []).append(segment)
-    found: dict[str, list[str]] = {segment.id: [] for segment in segments}
-    begun: set[tuple[str, int, float]] = set()
-    for segment in segments:
-        if (at := (segment.recording, segment.channel, segment.start)) in begun:
+        earlier = lanes.setdefault((segment.recording, segment.channel), [])
+        if earlier and earlier[-1].start == segment.start:
             raise ValueError(
-                f"two segments of {at[0]}, channel {at[1] + 1}, begin at {at[2]} s; correct the "
-                ".stm"
+                f"two segments of {segment.recording}, channel {segment.channel + 1}, begin at "
+                f"{segment.start} s; correct the .stm"
             )
-        begun.add(at)
+        earlier.append(segment)
+    found: dict[str, list[str]] = {segment.id: [] for segment in segments}
     for lane, spans in read_ctm(ctm).items():
         if lane not in lanes:
             raise ValueError(

@@ -269,11 +269,6 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else format(Decimal(f"{value:.3g}"), "f")
 
 
-def at_both_rates(minutes: float) -> str:
-    """Format the minutes at 1 Gb/s, and those at 10."""
-    return f"{digits(minutes)} / {digits(minutes / 10)}"
-
-
 NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {  # heading -> key of a row, and text
     "dev frame accuracy %": ("dev_accuracy", lambda x: f"{100 * x:.2f}"),
     "MB sent per worker": ("message_bytes", lambda x: digits(x / 1e6)),
@@ -282,7 +277,7 @@ NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {  # heading -> key of a 
     "KB received per step": ("received_bytes_a_minibatch", lambda x: digits(x / 1e3)),
     "bf16 / received": ("bf16_over_received", digits),
     "GB received, all workers": ("received_bytes_all_workers", lambda x: digits(x / 1e9)),
-    "minutes at 1 / 10 Gb/s": ("minutes_at_1_gbps", at_both_rates),
+    "minutes at 1 / 10 Gb/s": ("minutes_at_1_gbps", lambda x: f"{digits(x)} / {digits(x / 10)}"),
     "bits per element": ("bits_an_element", digits),
     "density": ("density", lambda x: f"{x:.2g}"),
     "frames/s": ("frames_a_second", lambda x: f"{x:,.0f}"),
