@@ -156,15 +156,14 @@ class Recogniser:
         """
         if self._searched is None:
             fst, heights = self._mapped
-            words = len(self._lang.lexicon.words)
-            label = check_const(fst, self._scorer.num_states, words)
-            graph = view_ordered(fst, heights, label)
+            check_const(fst, self._scorer.num_states, len(self._lang.lexicon.words))
+            graph = view_ordered(fst, heights)
             lattices = None
             if self._confidences:
-                lattices = Lattices(graph, self._scorer.num_states).compile()
+                lattices = Lattices(graph, self._scorer.num_states)
                 compile_confidences()
             alone = lattices is None or self._scorer.adapt is not None
-            self._searched = Graph(to_fst(fst) if alone else None, label), lattices
+            self._searched = Graph(to_fst(fst) if alone else None), lattices
             del self._mapped
         return self._searched
 

@@ -30,7 +30,7 @@ from asr_train.files import DamagedFileError, Region
 from asr_train.lang.index import Lang, load_lang, write_lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.states import States
-from asr_train.search.arrays import Arrays, top_label
+from asr_train.search.arrays import Arrays
 from asr_train.search.graph import SELF_LOOP_SCALE
 from asr_train.search.lattice import ordered, write_ordered
 
@@ -138,7 +138,7 @@ def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
         "graph": {
             "states_hash": made.states.hash,
             "lang_hash": lang.hash,
-            "top_label": top_label(made.graph),
+            "top_label": int(made.graph.arcs_A["ilabel"].max()),
             "nodes": len(made.graph.final_N),
             "arcs": len(made.graph.arcs_A),
             **({} if scale == SELF_LOOP_SCALE else {"self_loop_scale": scale}),

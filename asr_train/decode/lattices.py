@@ -34,7 +34,7 @@ class Competitors:
     ) -> None:
         self._scorer, self._scale = scorer, np.float32(choice.acoustic_scale)
         self._effort, self._arcs_per_frame = effort, arcs_per_frame
-        self._lattices = Lattices(graph, scorer.num_states).compile()
+        self._lattices = Lattices(graph, scorer.num_states)
 
     def __call__(self, utterance: Utterance, ali_T: np.ndarray) -> tuple[np.ndarray, bool] | str:
         """Return an utterance's arcs, and whether its alignment was added; or why it has none."""

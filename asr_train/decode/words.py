@@ -118,16 +118,8 @@ class Alternatives:
         return {name: value for name, value in asdict(self).items() if name != "lattices"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """The result for a piece of a recording."""
-
-    words: list[str]
-    graph_cost: float
-    acoustic_cost: float
-    final: bool
-    sure: list[float] | None
-    lattice: Lattice | None
+# What a search finds whose tokens do not survive to the last frame
+NOTHING = Path(np.zeros(0, np.int32), [], 0.0, 0.0, False)
 
 
 def _to_the_end(search: Callable[[float], Found | None], beam: float) -> Found | None:
@@ -141,10 +133,8 @@ def _to_the_end(search: Callable[[float], Found | None], beam: float) -> Found |
 def search(graph: Graph, scores_TS: np.ndarray, scale: float, beam: float, max_active: int) -> Path:
     """Return the best path of unscaled scores; one without words if the search finds nothing."""
     scaled_TS = scores_TS * np.float32(scale)
-    found = _to_the_end(
-        lambda width: beam_search(graph.fst, scaled_TS, width, max_active, graph.top_label), beam
-    )
-    return found or Path(np.zeros(0, np.int32), [], 0.0, 0.0, False)
+    found = _to_the_end(lambda width: beam_search(graph.fst, scaled_TS, width, max_active), beam)
+    return found or NOTHING
 
 
 def silent_states(scorer: Scorer, utterance: Utterance) -> list[int]:
@@ -227,37 +217,38 @@ class Recogniser:
         if effort.nbest:
             if lattices is None:
                 assert graph.arrays is not None
-                lattices = Lattices(graph.arrays, scorer.num_states).compile()
+                lattices = Lattices(graph.arrays, scorer.num_states)
                 compile_confidences()
             self._lattices = lattices
 
     def __call__(self, utterance: Utterance) -> tuple[Hypothesis, Alternatives | None]:
         """Decode one utterance, in pieces if it is long."""
-        found, seconds = [], 0.0
+        found, lattices, seconds = [], [], 0.0
         words_at: list[TimedWord] | None = []
         silent, scale = silent_states(self._scorer, utterance), self._choice.acoustic_scale
         start = time.perf_counter()
         for frame, scores_TS in pieces(self._scorer, utterance):
-            one = self._piece(scores_TS)
-            if one.words and is_silence(one.acoustic_cost, scores_TS, scale, silent):
-                one = _Piece([], one.graph_cost, one.acoustic_cost, one.final, [], None)
-            found.append(one)
+            path, sure, lattice = self._piece(scores_TS)
+            if path.words and is_silence(path.acoustic_cost, scores_TS, scale, silent):
+                path, sure, lattice = replace(path, words=[]), [], None
+            found.append(path)
+            lattices.append(lattice)
             seconds += time.perf_counter() - start
-            times = self._times(one.words, scores_TS, one.sure, frame * self._shift)
+            times = self._times(self._named(path), scores_TS, sure, frame * self._shift)
             words_at = None if words_at is None or times is None else words_at + times
             start = time.perf_counter()
-        words = [word for one in found for word in one.words]
-        graph_cost = sum(one.graph_cost for one in found)
-        acoustic_cost = sum(one.acoustic_cost for one in found)
+        words = [word for path in found for word in self._named(path)]
+        graph_cost = sum(path.graph_cost for path in found)
+        acoustic_cost = sum(path.acoustic_cost for path in found)
         alternatives = None
         if self._lattices is not None and len(found) == 1:
-            alternatives = self._alternatives(utterance, found[0].lattice)
+            alternatives = self._alternatives(utterance, lattices[0])
         elif self._lattices is not None:  # lists of pieces do not combine to one of the whole
             sentences = [(words, graph_cost, acoustic_cost)]
-            arcs = sum(len(one.lattice.arcs_A) for one in found if one.lattice is not None)
+            arcs = sum(len(lattice.arcs_A) for lattice in lattices if lattice is not None)
             alternatives = Alternatives(utterance.id, sentences, False, None, None, arcs)
         if alternatives is not None and self._keep:
-            packed = tuple(b"" if one.lattice is None else pack(one.lattice) for one in found)
+            packed = tuple(b"" if lattice is None else pack(lattice) for lattice in lattices)
             alternatives = replace(alternatives, lattices=packed)
         hypothesis = Hypothesis(
             utterance.id,
@@ -268,25 +259,25 @@ class Recogniser:
             utterance.frames,
             round(seconds, 4),
             round(seconds / utterance.seconds, 5),
-            all(one.final for one in found),
+            all(path.final for path in found),
             len(found),
         )
         return hypothesis, alternatives
 
-    def _piece(self, scores_TS: np.ndarray) -> _Piece:
+    def _piece(self, scores_TS: np.ndarray) -> tuple[Path, list[float] | None, Lattice | None]:
+        """Return a piece's best path, the confidences of its words, and the lattice."""
+        effort, scale = self._effort, self._choice.acoustic_scale
         if self._lattices is None:
-            effort, scale = self._effort, self._choice.acoustic_scale
             path = search(self._graph, scores_TS, scale, effort.beam, effort.max_active)
-            words = [self._names[i - 1] for i in path.words]
-            return _Piece(words, path.graph_cost, path.acoustic_cost, path.final, None, None)
-        scaled_TS = scores_TS * np.float32(self._choice.acoustic_scale)
-        lattice = lattice_of(self._lattices, scaled_TS, self._effort)
+            return path, None, None
+        lattice = lattice_of(self._lattices, scores_TS * np.float32(scale), effort)
         if lattice is None:
-            return _Piece([], 0.0, 0.0, False, [], None)
+            return NOTHING, [], None
         best = best_path(lattice)
-        words = [self._names[i - 1] for i in best.words]
-        sure = confidences(lattice, best.words)
-        return _Piece(words, best.graph_cost, best.acoustic_cost, best.final, sure, lattice)
+        return best, confidences(lattice, best.words), lattice
+
+    def _named(self, path: Path) -> list[str]:
+        return [self._names[i - 1] for i in path.words]
 
     def _alternatives(self, utterance: Utterance, lattice: Lattice | None) -> Alternatives:
         known = self._lang.word_ids
@@ -297,10 +288,7 @@ class Recogniser:
         listed = nbest(lattice, self._effort.nbest)
         return Alternatives(
             utterance.id,
-            [
-                ([self._names[i - 1] for i in s.words], s.graph_cost, s.acoustic_cost)
-                for s in listed.sentences
-            ],
+            [(self._named(path), path.graph_cost, path.acoustic_cost) for path in listed.sentences],
             listed.complete,
             lattice_oracle(lattice, reference) if reference else None,
             list_oracle(listed.sentences, reference) if reference else None,

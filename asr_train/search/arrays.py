@@ -12,18 +12,13 @@ from typing import Any
 import kaldifst
 import numpy as np
 
-STATE = np.dtype(
-    [
-        ("final", "<f4"),
-        ("first", "<u4"),
-        ("arcs", "<u4"),
-        ("iepsilons", "<u4"),
-        ("oepsilons", "<u4"),
-    ]
-)  # OpenFst's ConstFst on disk
+# OpenFst's ConstFst on disk
+COUNTS = ("first", "arcs", "iepsilons", "oepsilons")
+STATE = np.dtype([("final", "<f4"), *((name, "<u4") for name in COUNTS)])
 ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("next", "<i4")])
+# Magic number, both type names, version, flags, properties, start, states, arcs
+HEADER = struct.Struct("<ii5si8siiQqqq")
 MAGIC, VERSION, EXPANDED = 2125659606, 2, 1
-HEADER = 256  # bytes that hold a header and its type names
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +63,26 @@ def read_arrays(path: Path) -> Arrays:
 
 def view_const(content: memoryview) -> tuple[int, np.ndarray, np.ndarray]:
     """View a ConstFst file's content without a copy: the start, `STATE` [states], `ARC` [arcs]."""
-    at, start, states, arcs = _const_header(bytes(content[:HEADER]))
-    states_N = np.frombuffer(content, STATE, states, at)
-    return start, states_N, np.frombuffer(content, ARC, arcs, at + states_N.nbytes)
+    *_, start, states, arcs = HEADER.unpack_from(content)
+    states_N = np.frombuffer(content, STATE, states, HEADER.size)
+    return start, states_N, np.frombuffer(content, ARC, arcs, HEADER.size + states_N.nbytes)
 
 
-def check_const(content: memoryview, states: int, words: int) -> int:
+def check_const(content: memoryview, states: int, words: int) -> None:
     """Check a ConstFst file's content from elsewhere: a search must stay within its arrays.
 
     Args:
         states: of the network; input labels are at most that.
         words: output labels are at most that.
-    Returns:
-        The largest input label.
     Raises:
         ValueError: if it is no ConstFst as `const_of` makes it, an arc leads, or has a label,
             beyond what there is, or a weight is no number.
     """
-    try:
-        at, start, nodes, arcs = _const_header(bytes(content[:HEADER]))
-        as_here = bytes(content[:at]) == _header(start, nodes, arcs)
-    except (struct.error, AssertionError):
-        as_here = False
-    if not as_here:
+    header = bytes(content[: HEADER.size])
+    *_, start, nodes, arcs = HEADER.unpack(header.ljust(HEADER.size))
+    if header != _header(start, nodes, arcs):
         raise ValueError("HCLG.fst has no header of OpenFst's ConstFst as it is written here")
-    size = at + nodes * STATE.itemsize + arcs * ARC.itemsize
+    size = HEADER.size + nodes * STATE.itemsize + arcs * ARC.itemsize
     if min(nodes, arcs) < 0 or size != len(content):
         raise ValueError(
             f"HCLG.fst has {len(content)} bytes, but {size} are needed for the {nodes} nodes and "
@@ -100,11 +90,9 @@ def check_const(content: memoryview, states: int, words: int) -> int:
         )
     _, states_N, arcs_A = view_const(content)
     first_N = np.cumsum(states_N["arcs"], dtype=np.int64) - states_N["arcs"]
-    most = {"next": nodes - 1, "ilabel": states, "olabel": words}
-    tops = {field: int(arcs_A[field].view("<u4").max(initial=0)) for field in most}  # -1 is large
-    for field, top in tops.items():
-        if top > most[field]:
-            raise ValueError(f"HCLG.fst has an arc with {field} {top}, above {most[field]}")
+    for field, most in (("next", nodes - 1), ("ilabel", states), ("olabel", words)):
+        if (top := int(arcs_A[field].view("<u4").max(initial=0))) > most:  # -1 is large
+            raise ValueError(f"HCLG.fst has an arc with {field} {top}, above {most}")
     whole = bool((states_N["iepsilons"] <= states_N["arcs"]).all())
     listed = int(first_N[-1] + states_N["arcs"][-1]) if nodes else 0
     if (
@@ -117,17 +105,6 @@ def check_const(content: memoryview, states: int, words: int) -> int:
         )
     if not (np.isfinite(arcs_A["weight"]).all() and (states_N["final"] > -np.inf).all()):
         raise ValueError("HCLG.fst has an arc or a node whose cost is not a number; make it again")
-    return tops["ilabel"]
-
-
-def _const_header(content: bytes) -> tuple[int, int, int, int]:
-    """Return where a ConstFst's states begin, and its start, states and arcs."""
-    at = 4
-    for _ in range(2):  # skip the type names of the transducer and its arcs
-        at += 4 + struct.unpack_from("<i", content, at)[0]
-    version, _flags, _, start, states, arcs = struct.unpack_from("<iiQqqq", content, at)
-    assert version == VERSION
-    return at + 40, start, states, arcs
 
 
 def const_of(arrays: Arrays) -> bytes:
@@ -145,37 +122,24 @@ def const_of(arrays: Arrays) -> bytes:
 
 
 def _header(start: int, states: int, arcs: int) -> bytes:
-    names = b"".join(struct.pack("<i", len(n)) + n for n in (b"const", b"standard"))
-    sizes = struct.pack("<iiQqqq", VERSION, 0, EXPANDED, start, states, arcs)
-    return struct.pack("<i", MAGIC) + names + sizes
+    names = (5, b"const", 8, b"standard")
+    return HEADER.pack(MAGIC, *names, VERSION, 0, EXPANDED, start, states, arcs)
 
 
 def to_vector(arrays: Arrays) -> Any:
     """Convert to a kaldifst transducer that can be modified."""
-    return kaldifst.StdVectorFst(to_const(arrays))
-
-
-def to_const(arrays: Arrays) -> Any:
-    """Convert to a kaldifst transducer for search: half the memory, and faster."""
-    return to_fst(const_of(arrays))
-
-
-def read_fst(path: Path) -> Any:
-    """Read a ConstFst file as kaldifst's transducer for search."""
-    return kaldifst.StdConstFst.read(str(path))
+    return kaldifst.StdVectorFst(to_fst(const_of(arrays)))
 
 
 def to_fst(content: bytes | memoryview) -> Any:
-    """Read a ConstFst file's content as kaldifst's transducer for search, which copies it."""
+    """Read a ConstFst file's content as kaldifst's transducer for search, which copies it.
+
+    It takes half the memory of one that can be modified, and is searched faster.
+    """
     with tempfile.TemporaryDirectory(prefix="asr-train-") as folder:
         path = Path(folder) / "fst"
         path.write_bytes(content)
-        return read_fst(path)
-
-
-def top_label(graph: Arrays) -> int:
-    """Return the largest input label, which must not exceed the number of the model's states."""
-    return int(np.max(graph.arcs_A["ilabel"], initial=0))
+        return kaldifst.StdConstFst.read(str(path))
 
 
 def epsilon_heights(graph: Arrays) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Scores and graph -> best path. Only this module uses kaldi_decoder.
 
-It handles kaldi_decoder's traps: the decoder keeps a bare reference to the graph, does not check
-labels against the matrix, and holds the interpreter's lock (so: processes, not threads).
+It handles kaldi_decoder's traps: the decoder keeps a bare reference to the graph, and holds the
+interpreter's lock (so: processes, not threads). It does not check labels against the matrix:
+graphs are made of the model's states, and `search.arrays.check_const` checks stored ones.
 """
 
 from dataclasses import dataclass
@@ -14,29 +15,27 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The cheapest path through a graph.
+    """A path through a graph or a lattice.
 
     Attributes:
-        columns_T: int32 [T], the column of the scores (the state) at each frame.
+        states_T: int32 [T], the state (the column of the scores) of each frame.
         words: ids.
+            Labels stand where determinisation left them, often some phones into their word; an
+            alignment of the words gives their actual times.
         graph_cost, acoustic_cost: nats; the acoustic one at the scale of the scores.
         final: it ends in a final state; if not, the words are those of the best token.
     """
 
-    columns_T: np.ndarray
+    states_T: np.ndarray
     words: list[int]
     graph_cost: float
     acoustic_cost: float
     final: bool
 
-
-def check_labels(top_label: int, num_states: int) -> None:
-    """Raise ValueError unless a graph's largest input label has a column in the scores."""
-    if top_label > num_states:
-        raise ValueError(
-            f"the graph has states up to {top_label - 1} but the model has {num_states}; "
-            "graph and model belong to different runs"
-        )
+    @property
+    def cost(self) -> float:
+        """Total cost in nats."""
+        return self.graph_cost + self.acoustic_cost
 
 
 def check_scores(scores_TS: np.ndarray, num_states: int) -> None:
@@ -48,24 +47,19 @@ def check_scores(scores_TS: np.ndarray, num_states: int) -> None:
         raise ValueError(f"the scores of frame {frame} are not finite; was training stable?")
 
 
-def beam_search(
-    graph: Any, scores_TS: np.ndarray, beam: float, max_active: int, top_label: int
-) -> Path | None:
+def beam_search(graph: Any, scores_TS: np.ndarray, beam: float, max_active: int) -> Path | None:
     """Search one utterance for the best path, frame by frame (Kaldi's FasterDecoder).
 
     Args:
-        graph: a kaldifst transducer; input labels are states + 1.
+        graph: a kaldifst transducer; input labels are states + 1, and at most S.
         scores_TS: float32 [T, S], scaled log-likelihoods in nats; finite.
         beam: nats, at the scale of the scores.
         max_active: tokens per frame.
-        top_label: the graph's largest input label.
     Returns:
         The best path; None if no token survives to the last frame.
     Raises:
-        ValueError: if the graph has labels beyond the matrix, which the decoder would not notice,
-            or for scores that are not finite.
+        ValueError: for scores that are not finite.
     """
-    check_labels(top_label, scores_TS.shape[1])
     check_scores(scores_TS, scores_TS.shape[1])
     options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
     decoder = kaldi_decoder.FasterDecoder(graph, options)
@@ -78,5 +72,5 @@ def beam_search(
     assert ok
     if len(labels) != len(scores_TS):
         return None
-    columns_T = np.array(labels, np.int32) - 1
-    return Path(columns_T, list(words), weight.value1, weight.value2, final)
+    states_T = np.array(labels, np.int32) - 1
+    return Path(states_T, list(words), weight.value1, weight.value2, final)

@@ -35,11 +35,9 @@ from asr_train.search.arrays import (
     const_of,
     epsilon_heights,
     read_arrays,
-    read_fst,
     to_arrays,
-    to_const,
+    to_fst,
     to_vector,
-    top_label,
 )
 
 SELF_LOOP_SCALE = 0.1  # of decoding graphs, Kaldi's
@@ -229,7 +227,6 @@ class _Hmms:
         labels_C, again_C: labels of a class: of a visit's first frame, and of its further ones.
         stay_C: the cost of staying; infinite: there is no self-loop.
         ids: (phone, source, target, state entered, state repeated) -> id.
-        made: what `row` returned, by phone, states entered and repeated.
     """
 
     enter_H: np.ndarray
@@ -238,7 +235,6 @@ class _Hmms:
     again_C: np.ndarray
     stay_C: np.ndarray
     ids: dict[tuple[int, int, int, int, int], int]
-    made: dict[tuple[int, tuple[int, ...], tuple[int, ...]], _Row]
 
     @staticmethod
     def of(states: States, loop_S: np.ndarray, self_loop_scale: float) -> "_Hmms":
@@ -261,23 +257,19 @@ class _Hmms:
             np.array([repeated + 1 for _, repeated, _ in class_of], np.int32),
             np.array([stay for *_, stay in class_of]),
             {(w.phone, w.source, w.target, w.entered, w.repeated): h for h, w in enumerate(ways)},
-            {},
         )
 
     def row(self, states: States, left: int, phone: int, right: int) -> _Row:
         """Return the ways through a phone in its context."""
         hmm = states.hmm(left, phone, right)
-        key = phone, hmm.entered, hmm.repeated
-        if key not in self.made:
-            self.made[key] = tuple(
-                (
-                    source,
-                    target if target < len(hmm.entered) else NONE,
-                    self.ids[phone, source, target, hmm.entered[source], hmm.repeated[source]],
-                )
-                for source, target, _ in hmm.ways
+        return tuple(
+            (
+                source,
+                target if target < len(hmm.entered) else NONE,
+                self.ids[phone, source, target, hmm.entered[source], hmm.repeated[source]],
             )
-        return self.made[key]
+            for source, target, _ in hmm.ways
+        )
 
 
 def states_fst(hmms: _Hmms, rows: dict[int, _Row], marks: list[int]) -> Any:
@@ -471,12 +463,19 @@ def write_graph(
             "nodes": len(graph.final_N),
             "arcs": len(graph.arcs_A),
             "num_states": states.num_states,
-            "states_hash": states.hash,
-            "lang_hash": lang.hash,
-            "grammar_hash": grammar_hash(lang),
+            **_hashes(lang, states),
             **about,
         },
     )
+
+
+def _hashes(lang: Lang, states: States) -> dict[str, str]:
+    """Return what a graph is made of."""
+    return {
+        "states_hash": states.hash,
+        "lang_hash": lang.hash,
+        "grammar_hash": grammar_hash(lang),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,18 +484,16 @@ class Graph:
 
     Attributes:
         fst: StdConstFst.
-        top_label: the largest input label.
         arrays: the same graph, if lattices are wanted.
     """
 
     fst: Any
-    top_label: int
     arrays: Arrays | None = None
 
     @staticmethod
     def of(arrays: Arrays) -> "Graph":
         """Convert a graph in memory."""
-        return Graph(to_const(arrays), top_label(arrays), arrays)
+        return Graph(to_fst(const_of(arrays)), arrays)
 
 
 def load_graph(path: Path, lang: Lang, states: States, arrays: bool) -> Graph:
@@ -510,10 +507,10 @@ def load_graph(path: Path, lang: Lang, states: States, arrays: bool) -> Graph:
     """
     binary = check_graph(path, lang, states)
     words = len(lang.lexicon.words)
-    label = check_const(files.Region.of(binary).mapped(), states.num_states, words)
+    check_const(files.Region.of(binary).mapped(), states.num_states, words)
     found = read_arrays(binary)
     epsilon_heights(found)
-    return Graph(read_fst(binary), label, found if arrays else None)
+    return Graph(kaldifst.StdConstFst.read(str(binary)), found if arrays else None)
 
 
 def check_graph(path: Path, lang: Lang, states: States) -> Path:
@@ -523,12 +520,7 @@ def check_graph(path: Path, lang: Lang, states: States) -> Path:
         ValueError: if it was made for others; names the hash that differs.
     """
     about = files.read_json(path)
-    wanted = {
-        "states_hash": states.hash,
-        "lang_hash": lang.hash,
-        "grammar_hash": grammar_hash(lang),
-    }
-    for name, value in wanted.items():
+    for name, value in _hashes(lang, states).items():
         if about[name] != value:
             raise ValueError(
                 f"{path} was made with {name} {about[name]} but model and lang folder have "

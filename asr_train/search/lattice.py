@@ -14,26 +14,20 @@ Povey et al., 2012, section 4).
 """
 
 import io
+import pathlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 
-from asr_train.search.arrays import Arrays, const_of, epsilon_heights, top_label, view_const
-from asr_train.search.beam import check_labels, check_scores
+from asr_train.search.arrays import Arrays, const_of, epsilon_heights, view_const
+from asr_train.search.beam import Path, check_scores
 from asr_train.search.tokens import CHUNK, ROUNDING, Graph, Tokens, backward, forward, links
 
 LINK = np.dtype(
-    [
-        ("source", "<i4"),
-        ("target", "<i4"),
-        ("ilabel", "<i4"),
-        ("olabel", "<i4"),
-        ("graph", "<f4"),
-        ("acoustic", "<f4"),
-    ]
+    [(name, "<i4") for name in ("source", "target", "ilabel", "olabel")]
+    + [(name, "<f4") for name in ("graph", "acoustic")]
 )
 MAX_ARCS = 20_000_000  # of a lattice
 SLACK_BINS = 256  # steps in which the lattice beam is narrowed to respect max_arcs
@@ -79,21 +73,7 @@ class Lattice:
         return cost_N
 
 
-@dataclass(frozen=True, slots=True)
-class Ordered:
-    """A graph in the order of the search.
-
-    Attributes:
-        final_N: float64 [nodes], the cost of ending in each node.
-        top_label: the largest input label.
-    """
-
-    graph: Graph
-    final_N: np.ndarray
-    top_label: int
-
-
-def ordered(graph: Arrays) -> Ordered:
+def ordered(graph: Arrays) -> Graph:
     """Order a graph for the search.
 
     Raises:
@@ -110,33 +90,32 @@ def ordered(graph: Arrays) -> Ordered:
     counts_N = np.bincount(source_A, minlength=len(order))
     empty_N = np.bincount(source_A[graph.arcs_A["ilabel"] == 0], minlength=len(order))
     first_N = np.concatenate([[0], np.cumsum(counts_N)])
-    found = Graph(
+    return Graph(
         first_N=first_N.astype(np.int32),
         emit_N=(first_N[:-1] + empty_N).astype(np.int32),
         arcs_A=arcs_A,
         height_N=height_N[order].astype(np.int32),
+        final_N=graph.final_N[order].astype(np.float64),
         plain=int(np.count_nonzero(height_N == 0)),
         start=int(number_N[graph.start]),
     )
-    return Ordered(found, graph.final_N[order].astype(np.float64), top_label(graph))
 
 
-def write_ordered(folder: Path, found: Ordered) -> list[Path]:
+def write_ordered(folder: pathlib.Path, graph: Graph) -> list[pathlib.Path]:
     """Write a graph in the order of the search: HCLG.fst, OpenFst's ConstFst, and heights.npy."""
-    graph, paths = found.graph, [folder / "HCLG.fst", folder / "heights.npy"]
+    paths = [folder / "HCLG.fst", folder / "heights.npy"]
     source_A = np.repeat(np.arange(len(graph.emit_N)), np.diff(graph.first_N))
-    final_N = found.final_N.astype(np.float32)
+    final_N = graph.final_N.astype(np.float32)
     paths[0].write_bytes(const_of(Arrays(graph.start, final_N, source_A, graph.arcs_A)))
     np.save(paths[1], graph.height_N, allow_pickle=False)
     return paths
 
 
-def view_ordered(fst: memoryview, heights: memoryview, top_label: int) -> Ordered:
+def view_ordered(fst: memoryview, heights: memoryview) -> Graph:
     """View what `write_ordered` wrote, without a copy of the arcs and without sorting anything.
 
     Args:
         fst, heights: content of the files; `check_const` has checked the first.
-        top_label: the largest input label.
     Raises:
         ValueError: if there are more or fewer heights than nodes, heights out of order, or an
             epsilon arc that does not lead to a lower node.
@@ -155,10 +134,10 @@ def view_ordered(fst: memoryview, heights: memoryview, top_label: int) -> Ordere
     first_N = np.empty(len(states_N) + 1, np.int32)
     first_N[:-1], first_N[-1] = states_N["first"], len(arcs_A)
     emit_N = first_N[:-1] + states_N["iepsilons"].astype(np.int32)
-    plain = int(np.searchsorted(height_N, 1))
-    graph = Graph(first_N, emit_N, arcs_A, height_N, plain, start)
+    final_N, plain = states_N["final"].astype(np.float64), int(np.searchsorted(height_N, 1))
+    graph = Graph(first_N, emit_N, arcs_A, height_N, final_N, plain, start)
     _check_epsilons(graph)
-    return Ordered(graph, states_N["final"].astype(np.float64), top_label)
+    return graph
 
 
 def _check_epsilons(graph: Graph) -> None:
@@ -189,26 +168,20 @@ def _check_epsilons(graph: Graph) -> None:
 class Lattices:
     """Time-synchronous beam search that keeps alternatives.
 
-    Worker processes share the graph, and the compiled code if `compile` was called before they are
-    forked.
+    Build it before worker processes are forked: they share the graph and the compiled code.
 
     Args:
         graph: input labels are states + 1; one that is ordered already is taken as it is.
-        num_states: columns of the score matrices.
+        num_states: columns of the score matrices, the graph's largest input label at least.
     Raises:
-        ValueError: if the graph has labels beyond the matrix, or a cycle of epsilon arcs.
+        ValueError: if the graph has a cycle of epsilon arcs.
     """
 
-    def __init__(self, graph: "Arrays | Ordered", num_states: int) -> None:
-        found = graph if isinstance(graph, Ordered) else ordered(graph)
-        check_labels(found.top_label, num_states)
+    def __init__(self, graph: Arrays | Graph, num_states: int) -> None:
+        self._graph = graph if isinstance(graph, Graph) else ordered(graph)
         self._num_states = num_states
-        self._graph, self._final_N = found.graph, found.final_N
-
-    def compile(self) -> "Lattices":
-        """Compile the search, or load it where it was compiled before: a second per process."""
-        self.decode(np.zeros((1, self._num_states), np.float32), 1.0, 10, 1.0)
-        return self
+        # Compile the search, or load it where it was compiled before: a second per process
+        self.decode(np.zeros((1, num_states), np.float32), 1.0, 10, 1.0)
 
     def decode(
         self,
@@ -241,29 +214,25 @@ class Lattices:
         """
         check_scores(scores_TS, self._num_states)
         scores_TS = np.ascontiguousarray(scores_TS, np.float32)
+        limits = float(beam), max_active, min(min_active, max_active)
+        lattice_beam = float(lattice_beam)
         states_H, costs_H, first_T, active_T = forward(
-            self._graph,
-            scores_TS,
-            float(beam),
-            int(max_active),
-            int(min(min_active, max_active)),
-            float(lattice_beam) + ROUNDING,
-            chunk,
+            self._graph, scores_TS, limits, lattice_beam + ROUNDING, chunk
         )
         last = slice(first_T[-2], first_T[-1])
         if last.start == last.stop:
             return None
-        ends = self._final_N[states_H[last]]
+        ends = self._graph.final_N[states_H[last]]
         final = bool(np.isfinite(ends).any())
         totals = costs_H[last] + (ends if final else 0.0)
         cost = float(totals.min())
         slack_H = np.empty(len(states_H))
         slack_H[last] = totals - cost
         tokens = Tokens(states_H, costs_H, slack_H, first_T)
-        slot_N = np.full(len(self._final_N), -1, np.int32)
-        backward(self._graph, scores_TS, float(lattice_beam), tokens, 0, slot_N)
+        slot_N = np.full(len(self._graph.final_N), -1, np.int32)
+        backward(self._graph, scores_TS, lattice_beam, tokens, 0, slot_N)
         search = (self._graph, scores_TS, tokens)
-        width, count = self._width(search, float(lattice_beam), max_arcs)
+        width, count = self._width(search, lattice_beam, max_arcs)
         inside_H = slack_H <= width
         node_H = (np.cumsum(inside_H) - 1).astype(np.int32)
         arcs_A = np.empty(count, LINK)
@@ -286,44 +255,19 @@ class Lattices:
         return beam, count
 
 
-@dataclass(frozen=True, slots=True)
-class Sentence:
-    """One path through a lattice.
-
-    Attributes:
-        words: ids.
-            Labels stand where determinisation left them, often some phones into their word; an
-            alignment of the words gives their actual times.
-        states_T: int32 [T], the state of each frame.
-        graph_cost, acoustic_cost: nats; the acoustic one at the scale of the scores.
-        final: it ends in a final state.
-    """
-
-    words: list[int]
-    states_T: np.ndarray
-    graph_cost: float
-    acoustic_cost: float
-    final: bool
-
-    @property
-    def cost(self) -> float:
-        """Total cost in nats."""
-        return self.graph_cost + self.acoustic_cost
-
-
-def best_path(lattice: Lattice) -> Sentence:
+def best_path(lattice: Lattice) -> Path:
     """Return the cheapest path of a lattice."""
     to_end_N = lattice.costs_to_end()
     arcs = _best_arcs(lattice.arcs_A, lattice.arc_offsets(), lattice.final_N, to_end_N)
-    return sentence_of(lattice, arcs)
+    return path_of(lattice, arcs)
 
 
-def sentence_of(lattice: Lattice, arcs: np.ndarray) -> Sentence:
-    """Return the sentence of a complete path's arcs."""
+def path_of(lattice: Lattice, arcs: np.ndarray) -> Path:
+    """Return the path of arcs from the start to an end."""
     links = lattice.arcs_A[arcs]
     spoken = links["olabel"] > 0
     graph = links["graph"].sum(dtype=np.float64) + lattice.final_N[links["target"][-1]]
-    return Sentence(
+    return Path(
         words=links["olabel"][spoken].tolist(),
         states_T=links["ilabel"][links["ilabel"] > 0].astype(np.int32) - 1,
         graph_cost=float(graph),

@@ -9,7 +9,8 @@ import numba
 import numpy as np
 from kaldialign import edit_distance
 
-from asr_train.search.lattice import Lattice, Sentence, sentence_of
+from asr_train.search.beam import Path
+from asr_train.search.lattice import Lattice, path_of
 from asr_train.search.tokens import ROUNDING
 
 MAX_WORK = 2_000_000  # partial paths of an n-best search, of at most 200 bytes each
@@ -25,7 +26,7 @@ class NBest:
             is then correct but short.
     """
 
-    sentences: list[Sentence]
+    sentences: list[Path]
     complete: bool
 
 
@@ -49,7 +50,7 @@ def nbest(lattice: Lattice, count: int, max_work: int = MAX_WORK) -> NBest:
         lattice.beam + ROUNDING,
         max_work,
     )
-    sentences = [sentence_of(lattice, arcs) for arcs in rows]
+    sentences = [path_of(lattice, arcs) for arcs in rows]
     return NBest(sorted(sentences, key=lambda s: s.cost), complete)
 
 
@@ -69,7 +70,7 @@ def lattice_oracle(lattice: Lattice, reference: Sequence[int]) -> int:
     return int(edits)
 
 
-def list_oracle(sentences: Sequence[Sentence], reference: Sequence[int]) -> int:
+def list_oracle(sentences: Sequence[Path], reference: Sequence[int]) -> int:
     """Return the fewest edits to any sentence of a list; without any, all words are missing."""
     edits = (edit_distance(list(reference), s.words)["total"] for s in sentences)
     return min(edits, default=len(reference))

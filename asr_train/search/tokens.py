@@ -28,12 +28,14 @@ class Graph(NamedTuple):
         emit_N: int32 [nodes]: the first arc that is not an epsilon.
         arcs_A: search.graph's `ARC` [arcs].
         height_N: int32 [nodes].
+        final_N: float64 [nodes], the cost of ending in each node; infinite if not final.
     """
 
     first_N: np.ndarray
     emit_N: np.ndarray
     arcs_A: np.ndarray
     height_N: np.ndarray
+    final_N: np.ndarray
     plain: int
     start: int
 
@@ -47,6 +49,20 @@ class Tokens(NamedTuple):
     first_T: Any
 
 
+class Front(NamedTuple):
+    """The tokens of one frame, while it is searched: arrays with room for every node.
+
+    Attributes:
+        via: of each token, the one that an epsilon arc came from; -1: none.
+        slot_N: the token of each node; -1: none.
+    """
+
+    states: Any
+    costs: Any
+    via: Any
+    slot_N: Any
+
+
 @numba.njit(cache=True, nogil=True)
 def grown(array: Any, size: int = 0) -> Any:
     """Return an array of twice the length or more, with room for `size` and the same beginning."""
@@ -56,18 +72,9 @@ def grown(array: Any, size: int = 0) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _close(
-    graph: Graph,
-    states: Any,
-    costs: Any,
-    via: Any,
-    count: int,
-    slot_N: Any,
-    queue: Any,
-    queued: Any,
-    cutoff: float,
-) -> int:
+def _close(graph: Graph, front: Front, count: int, queue: Any, queued: Any, cutoff: float) -> int:
     """Follow epsilon arcs from a frame's tokens until no cost decreases; return the new count."""
+    states, costs, via, slot_N = front
     first_N, emit_N, arcs_A, plain = graph.first_N, graph.emit_N, graph.arcs_A, graph.plain
     head, waiting, size = 0, 0, len(queue)
     for i in range(count):
@@ -136,15 +143,10 @@ def kth_smallest(values: Any, count: int, k: int) -> float:
 
 @numba.njit(cache=True, nogil=True)
 def _cutoffs(
-    costs: Any,
-    count: int,
-    scratch: Any,
-    cutoff: float,
-    beam: float,
-    max_active: int,
-    min_active: int,
+    costs: Any, count: int, scratch: Any, cutoff: float, limits: Any
 ) -> tuple[float, float, int]:
     """Return a frame's cutoff, the next frame's beam, and how many ties at the cutoff to keep."""
+    beam, max_active, min_active = limits
     best = np.inf
     for i in range(count):
         best = min(best, costs[i])
@@ -172,9 +174,7 @@ def _cutoffs(
 @numba.njit(cache=True, nogil=True)
 def _keep(
     graph: Graph,
-    states: Any,
-    costs: Any,
-    via: Any,
+    front: Front,
     count: int,
     cut: float,
     ties: int,
@@ -188,6 +188,7 @@ def _keep(
     cost 0 is not dropped before its target. A token whose cost came through a dropped one (over an
     arc of negative cost) keeps that one, too.
     """
+    states, costs, via, _ = front
     height_N, plain = graph.height_N, graph.plain
     starts[:] = 0
     for i in range(count):
@@ -224,18 +225,13 @@ def _keep(
 
 
 @numba.njit(cache=True, nogil=True)
-def forward(
-    graph: Graph,
-    scores_TS: Any,
-    beam: float,
-    max_active: int,
-    min_active: int,
-    lattice_beam: float,
-    chunk: int,
-) -> Any:
+def forward(graph: Graph, scores_TS: Any, limits: Any, lattice_beam: float, chunk: int) -> Any:
     """Return the tokens of all frames: states_H, costs_H, first_T [T + 2], active_T [T].
 
     If no token survives to the end, the last frame has none.
+
+    Args:
+        limits: beam in nats, the most active tokens of a frame, and the fewest.
     """
     first_N, emit_N, arcs_A = graph.first_N, graph.emit_N, graph.arcs_A
     nodes, frames = len(emit_N), len(scores_TS)
@@ -248,15 +244,15 @@ def forward(
     states_H, costs_H, slack_H = np.empty(1 << 14, np.int32), np.empty(1 << 14), np.empty(0)
     first_T, active_T = np.zeros(frames + 2, np.int64), np.zeros(frames, np.int32)
     states[0], costs[0], via[0], slot_N[graph.start], count = graph.start, 0.0, -1, 0, 1
-    cutoff = np.inf
+    front, cutoff = Front(states, costs, via, slot_N), np.inf
     for t in range(frames + 1):
         if graph.plain < nodes:
-            count = _close(graph, states, costs, via, count, slot_N, queue, queued, cutoff)
+            count = _close(graph, front, count, queue, queued, cutoff)
         if t < frames:
-            cut, spare, ties = _cutoffs(costs, count, scratch, cutoff, beam, max_active, min_active)
+            cut, spare, ties = _cutoffs(costs, count, scratch, cutoff, limits)
         else:
-            cut, spare, ties = cutoff, beam, count
-        total = _keep(graph, states, costs, via, count, cut, ties, kept, order, starts)
+            cut, spare, ties = cutoff, limits[0], count
+        total = _keep(graph, front, count, cut, ties, kept, order, starts)
         here, end = first_T[t], first_T[t] + total
         if end > len(states_H):
             states_H, costs_H = grown(states_H, end), grown(costs_H, end)

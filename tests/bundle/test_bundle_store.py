@@ -244,12 +244,6 @@ def test_a_graph_that_leads_beyond_its_arrays_or_nowhere_is_refused(
         opened.prepare()
 
 
-def test_the_largest_label_is_that_of_the_graph(folder):
-    about = read_json(folder / "bundle.json")["graph"]
-    changed(folder, graph=about | {"top_label": 1})
-    assert Recogniser.load(folder, False).prepare()[0].top_label == about["top_label"] == 65
-
-
 def test_a_graph_whose_nodes_do_not_share_out_its_arcs_is_refused(folder):
     content = bytearray((folder / "HCLG.fst").read_bytes())
     check_const(memoryview(content), 10**6, 10**6)
@@ -352,16 +346,16 @@ def test_a_stored_graph_is_searched_as_the_one_in_memory(tmp_path, seed):
     rng = np.random.default_rng(seed)
     made = ordered(random_graph(rng, nodes=30, arcs=120))
     paths = write_ordered(tmp_path, made)
-    again = view_ordered(*(Region.of(path).mapped() for path in paths), made.top_label)
+    again = view_ordered(*(Region.of(path).mapped() for path in paths))
     for name in ("first_N", "emit_N", "height_N", "plain", "start"):
-        assert np.array_equal(getattr(again.graph, name), getattr(made.graph, name)), name
+        assert np.array_equal(getattr(again, name), getattr(made, name)), name
     scores_TS = random_scores(rng, frames=8)
     first, second = (
         Lattices(graph, STATES).decode(scores_TS, 1e3, 10**6, 5.0) for graph in (made, again)
     )
     assert first.cost == pytest.approx(second.cost)
     assert len(first.arcs_A) == len(second.arcs_A)
-    for wrong in (again.graph.height_N[::-1], again.graph.height_N - 1):
+    for wrong in (again.height_N[::-1], again.height_N - 1):
         np.save(paths[1], wrong)
         with pytest.raises(ValueError, match="not in the order of the search"):
-            view_ordered(*(Region.of(path).mapped() for path in paths), made.top_label)
+            view_ordered(*(Region.of(path).mapped() for path in paths))

@@ -86,9 +86,9 @@ def two_ends(margin: float):
 def test_a_search_that_misses_the_end_is_tried_with_twice_the_beam(margin, words, final):
     """An end more than 10 nats behind is missed once; one more than 20 behind, twice."""
     fst, scores_TS = two_ends(margin)
-    once = beam_search(fst, scores_TS, 10.0, ALL, OTHERS + 1)
+    once = beam_search(fst, scores_TS, 10.0, ALL)
     assert once.final == (margin < 10)
-    path = search(Graph(fst, OTHERS + 1), scores_TS, 1.0, 10.0, ALL)
+    path = search(Graph(fst), scores_TS, 1.0, 10.0, ALL)
     assert (path.words, path.final) == (words, final)
     assert path.graph_cost + path.acoustic_cost == pytest.approx(0 if final else -margin)
 
@@ -96,14 +96,8 @@ def test_a_search_that_misses_the_end_is_tried_with_twice_the_beam(margin, words
 def test_a_dead_search_finds_no_words():
     """The graph ends after one frame, and there are three."""
     fst = kaldifst.compile("0 1 1 7 0\n1 0\n", acceptor=False)
-    found = search(Graph(fst, 1), np.zeros((3, 1), np.float32), 1.0, 10.0, ALL)
+    found = search(Graph(fst), np.zeros((3, 1), np.float32), 1.0, 10.0, ALL)
     assert (found.words, found.graph_cost, found.acoustic_cost, found.final) == ([], 0, 0, False)
-
-
-def test_a_graph_of_another_model_is_refused(lang, graph):
-    scores_TS = np.zeros((3, lang.states.num_states - 1), np.float32)
-    with pytest.raises(ValueError, match="graph and model belong to different runs"):
-        search(Graph.of(graph), scores_TS, 1.0, 10.0, ALL)
 
 
 def all_of(lang, graph, loop_S, made, scores, count=0):

@@ -14,7 +14,8 @@ from asr_train.data.features import Utterance
 from asr_train.decode.first_pass import PASSES, adapted
 from asr_train.decode.pieces import LONGEST, PIECE, SHORTEST, pieces, quietest
 from asr_train.decode.tune import tune
-from asr_train.decode.words import Choice, Effort, Recogniser, _Piece
+from asr_train.decode.words import Choice, Effort, Recogniser
+from asr_train.search.beam import Path
 from asr_train.search.graph import Graph, decoding_graph
 
 SHIFT = 0.01
@@ -135,7 +136,7 @@ def test_a_piece_without_speech_has_no_word_though_a_sentence_must(lang, nbest):
     assert errors.errors == 0
     silent = [s for begin, s in pieces(scorer, u) if at[0][1] <= begin < begin + len(s) <= at[1][0]]
     assert silent
-    assert recognise._piece(silent[0]).words
+    assert recognise._piece(silent[0])[0].words
     found, others = recognise(u)
     assert found.words == u.words.split()
     if nbest:
@@ -149,7 +150,8 @@ def test_costs_and_seconds_of_pieces_add_up_and_every_piece_must_end(lang, monke
     count = len(list(pieces(scorer, u)))
     clock = SimpleNamespace(perf_counter=itertools.count().__next__)
     monkeypatch.setattr(asr_train.decode.words, "time", clock)
-    made = (_Piece([], 2.0, 3.0, n > 0, None, None) for n in itertools.count())
+    none = np.zeros(0, np.int32)
+    made = ((Path(none, [], 2.0, 3.0, n > 0), None, None) for n in itertools.count())
     monkeypatch.setattr(Recogniser, "_piece", lambda self, scores_TS: next(made))
     graph = Graph.of(decoding_graph(lang, lang.states, scorer.loop_S))
     effort = Effort(beam=30.0, max_active=1000, lattice_beam=5.0, nbest=0)

@@ -17,7 +17,7 @@ from asr_train.schema import DecodeSettings, NormaliserKind, NormaliserSettings
 from asr_train.score.edits import align_words
 from asr_train.score.normalise import load_normaliser
 from asr_train.score.words import WordErrors
-from asr_train.search.arrays import to_vector, top_label
+from asr_train.search.arrays import to_vector
 from asr_train.search.beam import beam_search
 from asr_train.search.graph import decoding_graph, with_penalty
 
@@ -81,11 +81,11 @@ def graph_of(lang, scorer, choice):
 def errors_of(lang, scorer, made, choice) -> int:
     """Count without `tune`: one choice, utterance by utterance."""
     graph = graph_of(lang, scorer, choice)
-    fst, top = to_vector(graph), top_label(graph)
+    fst = to_vector(graph)
     errors = 0
     for u in made:
         scores_TS = scorer.score(u) * np.float32(choice.acoustic_scale)
-        path = beam_search(fst, scores_TS, 60.0, 5000, top)
+        path = beam_search(fst, scores_TS, 60.0, 5000)
         found = [lang.lexicon.words[i - 1] for i in path.words]
         errors += sum(a != b for a, b in align_words(u.words.split(), found))
     return errors

@@ -83,9 +83,8 @@ def by_hand(lang, states, words, scores_TS, loop_S):
 
 
 def best_path(graph, scores_TS):
-    labels = len(graph.state_K)
     fst = to_vector(graph.graph)
-    path = beam_search(fst, scores_TS[:, graph.state_K], 1e4, 10**6, labels)
+    path = beam_search(fst, scores_TS[:, graph.state_K], 1e4, 10**6)
     assert path.final
     return path
 
@@ -110,7 +109,7 @@ def test_the_best_path_is_the_cheapest_of_all_ways_to_say_it(seed, kind, margin)
     assert exact == pytest.approx(cost, abs=1e-3)
     path = best_path(graph, scores_TS)
     assert path.graph_cost + path.acoustic_cost == pytest.approx(cost, abs=1e-3)
-    assert [tuple(row) for row in graph.phones(path.columns_T).tolist()] == phones
+    assert [tuple(row) for row in graph.phones(path.states_T).tolist()] == phones
     assert path.words == [lang.word_ids[word] for word in WORDS]
 
 
@@ -181,7 +180,7 @@ def test_a_repeated_phone_is_two_phones(kind, frames):
     scores_TS = np.zeros((frames, states.num_states), np.float32)
     scores_TS[:, :5] = -50  # no silence
     graph = transcript_graph(["A", "A"], lang, states, loops(states))
-    phones = graph.phones(best_path(graph, scores_TS).columns_T)
+    phones = graph.phones(best_path(graph, scores_TS).states_T)
     a = lang.states.phones.index("a")
     assert phones[:, [0, 2]].tolist() == [[a, 0], [a, 1]]
     assert phones[0, 1] == 0
@@ -195,8 +194,8 @@ def test_a_phone_of_one_state_that_repeats_is_two_phones():
     scores_TS[:, 0] = -50
     graph = transcript_graph(["A", "A", "A"], lang, lang.states, loops(lang.states))
     path = best_path(graph, scores_TS)
-    assert len(set(graph.state_K[path.columns_T])) == 1
-    assert graph.phones(path.columns_T)[:, 2].tolist() == [0, 1, 2]
+    assert len(set(graph.state_K[path.states_T])) == 1
+    assert graph.phones(path.states_T)[:, 2].tolist() == [0, 1, 2]
 
 
 def test_a_word_without_pronunciation_is_named():
