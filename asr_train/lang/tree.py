@@ -6,6 +6,7 @@ Phones are numbered from 0, silence is phone 0; it also stands for the neighbour
 edge. Knows nothing of how a tree is grown (align.tree) nor of what is modelled at its leaves.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 FORMAT = 1
 LEFT, RIGHT, CENTRE = 0, 1, 2  # the phone that a question is about
+OF_NODES = ("question", "side", "yes", "no", "leaf")  # arrays by node, as stored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,27 +68,28 @@ class Tree:
         """Return all leaves: int32 [P, P, P, J] by (left, centre, right, position); -1 pads."""
         phones, positions = self.root_PJ.shape
         table_PPPJ = np.full((phones, phones, phones, positions), -1, np.int32)
-        for box in self._boxes():
-            here_PPP = table_PPPJ[..., box.position]
-            here_PPP[np.ix_(box.left_p, box.centre_p, box.right_p)] = box.leaf
+        for left_p, right_p, centre_p, position, leaf in self._boxes():
+            table_PPPJ[..., position][np.ix_(left_p, centre_p, right_p)] = leaf
         return table_PPPJ
 
     def reached(self) -> set[tuple[int, int, int]]:
         """Return all (centre, position, leaf) that some context has."""
-        return {(int(p), box.position, box.leaf) for box in self._boxes() for p in box.centre_p}
+        return {(int(p), j, leaf) for _, _, centre_p, j, leaf in self._boxes() for p in centre_p}
 
     def is_context_dependent(self) -> list[bool]:
         """Return whether the leaves of each phone depend on its neighbours; without the edge."""
         asked_P = np.zeros(self.num_phones, bool)
-        for box in self._boxes():
-            if min(len(box.left_p), len(box.right_p)) < self.num_phones:
-                asked_P[box.centre_p] = True
+        for left_p, right_p, centre_p, *_ in self._boxes():
+            if min(len(left_p), len(right_p)) < self.num_phones:
+                asked_P[centre_p] = True
         return asked_P.tolist()[: None if self.leaves is None else -1]
 
-    def _boxes(self) -> list["_Box"]:
-        """Return the contexts of each leaf node: disjoint products of left x centre x right."""
+    def _boxes(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int, int]]:
+        """Yield the contexts of each leaf node: disjoint products of left x right x centre.
+
+        Phone ids of each side, then the position and the leaf.
+        """
         every_P = np.ones(self.num_phones, bool)
-        boxes = []
         roots, first_R = np.unique(self.root_PJ, return_index=True)
         for root, first in zip(roots.tolist(), first_R.tolist(), strict=True):
             if root < 0:
@@ -99,14 +102,12 @@ class Tree:
                 if self.leaf_N[node] >= 0:
                     left_p, right_p, centre_p = (np.flatnonzero(side_P) for side_P in sides_SP)
                     if len(left_p) and len(right_p) and len(centre_p):
-                        leaf = int(self.leaf_N[node])
-                        boxes.append(_Box(left_p, centre_p, right_p, position, leaf))
+                        yield left_p, right_p, centre_p, position, int(self.leaf_N[node])
                     continue
                 asked_P, side = self.questions_QP[self.question_N[node]], self.side_N[node]
                 for child, answer_P in ((self.no_N[node], ~asked_P), (self.yes_N[node], asked_P)):
                     inside = tuple(p & answer_P if s == side else p for s, p in enumerate(sides_SP))
                     todo.append((int(child), inside))
-        return boxes
 
     def plain(self) -> dict[str, Any]:
         """Return JSON-able data, which `from_plain` reads; a question is its list of phones."""
@@ -115,11 +116,7 @@ class Tree:
             "format": FORMAT,
             "phones": self.num_phones,
             "questions": [np.flatnonzero(set_P).tolist() for set_P in self.questions_QP],
-            "question": self.question_N.tolist(),
-            "side": self.side_N.tolist(),
-            "yes": self.yes_N.tolist(),
-            "no": self.no_N.tolist(),
-            "leaf": self.leaf_N.tolist(),
+            **{name: getattr(self, f"{name}_N").tolist() for name in OF_NODES},
             "root": self.root_PJ.tolist(),
             **more,
         }
@@ -139,25 +136,14 @@ class Tree:
         questions_QP = np.zeros((len(content["questions"]), content["phones"]), bool)
         for set_P, members in zip(questions_QP, content["questions"], strict=True):
             set_P[members] = True
-        question_N, yes_N, no_N, leaf_N, root_PJ = (
-            np.array(content[name], np.int32) for name in ("question", "yes", "no", "leaf", "root")
+        question_N, side_N, yes_N, no_N, leaf_N, root_PJ = (
+            np.array(content[name], np.int8 if name == "side" else np.int32)
+            for name in (*OF_NODES, "root")
         )
-        side_N = np.array(content["side"], np.int8)
         leaves = content.get("leaves")
         tree = Tree(questions_QP, question_N, side_N, yes_N, no_N, leaf_N, root_PJ, leaves)
         _check(tree)
         return tree
-
-
-@dataclass(frozen=True, slots=True)
-class _Box:
-    """The contexts of one leaf node: lists of phone ids, and a position."""
-
-    left_p: np.ndarray
-    centre_p: np.ndarray
-    right_p: np.ndarray
-    position: int
-    leaf: int
 
 
 def _check(tree: Tree) -> None:
