@@ -163,7 +163,7 @@ def _transcribe(
         return []
     return [
         f"  {len(changed)} of {len(rows)} transcripts of {split} changed by "
-        f"{NORMALISERS[settings.normaliser]} ({settings.GROUP}.normaliser="
+        f"{NORMALISERS[settings.normaliser].name} ({settings.GROUP}.normaliser="
         f"{settings.normaliser.value}), for example {'; '.join(changed[:3])}"
     ]
 

@@ -35,13 +35,7 @@ from asr_train.schema import NormaliserKind, NormaliserSettings
 from asr_train.score.edits import Marked
 from asr_train.score.words import NORMALISER, normalise
 
-WORDS = "words-1"
 ENGLISH = "en-2"
-NORMALISERS = {
-    NormaliserKind.plain: NORMALISER,
-    NormaliserKind.words: WORDS,
-    NormaliserKind.english: ENGLISH,
-}
 HESITATION = Marked("(%HESITATION)")
 # en20030506.glm of usnistgov/SCTK, with UHH, UMM, UHM, ERM, HMM, MMM and UM-HM
 _HESITATIONS = "ACH AH EEE EH ER ERM EW HA HEE HM HMM HUH MM MMM OOF UH UHH UHM UM UMM"
@@ -101,9 +95,6 @@ def _kept(piece: str) -> Iterator[str]:
             yield c
 
 
-PLAIN = Normaliser(NORMALISER, normalise)
-
-
 def load_normaliser(settings: NormaliserSettings) -> Normaliser:
     """Return the settings' rule, with its mapping file if there is one.
 
@@ -113,12 +104,8 @@ def load_normaliser(settings: NormaliserSettings) -> Normaliser:
     Raises:
         ValueError: if a line of the mapping file is wrong; names file and line.
     """
-    if settings.kind is NormaliserKind.plain:
-        return PLAIN
-    if settings.kind is NormaliserKind.words:
-        return Normaliser(WORDS, words)
     if settings.mapping is None:
-        return Normaliser(ENGLISH, english)
+        return NORMALISERS[settings.kind]
     rules = read_mapping(settings.mapping)
     listed = sorted([" ".join(old), " ".join(new)] for old, new in rules.items())
     name = f"{ENGLISH}+{Path(settings.mapping).stem}-{hash_of(listed)[:8]}"
@@ -148,13 +135,9 @@ def transcribed(text: str, kind: NormaliserKind, odd: Set[str] = frozenset()) ->
             tokens = list(group)
             found += transcribed(" ".join(tokens), kind) if word is None else [word] * len(tokens)
         return found
-    match kind:
-        case NormaliserKind.plain:
-            return normalise(text)
-        case NormaliserKind.words:
-            return words(text)
-        case NormaliserKind.english:
-            return [word for token in _english(text) for word in _words_of(token, marks=False)]
+    if kind is NormaliserKind.english:
+        return [word for token in _english(text) for word in _words_of(token, marks=False)]
+    return NORMALISERS[kind].reference(text)
 
 
 def _odd_one(token: str, odd: Set[str]) -> str | None:
@@ -178,6 +161,14 @@ def english(text: str) -> list[str]:
     ['(%HESITATION)', 'THE', 'TWENTY', 'THIRD', 'I', '(CA-)', "CAN'T"]
     """
     return [word for token in _english(text) for word in _words_of(token)]
+
+
+PLAIN = Normaliser(NORMALISER, normalise)
+NORMALISERS = {
+    NormaliserKind.plain: PLAIN,
+    NormaliserKind.words: Normaliser("words-1", words),
+    NormaliserKind.english: Normaliser(ENGLISH, english),
+}
 
 
 def _english(text: str) -> list[str]:

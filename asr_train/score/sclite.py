@@ -59,13 +59,9 @@ def row(errors: WordErrors) -> list[int]:
 
 def speakers_tsv(scored: Sequence[Scored]) -> str:
     """Format a line per speaker: name, utterances, counts, utterances with an error."""
-    utterances, wrong = _sentences(scored)
     return _tsv(
         ["speaker", "utterances", *COUNTS, "utterances_wrong"],
-        (
-            [name, utterances[name], *row(errors), wrong[name]]
-            for name, errors in by_speaker(scored).items()
-        ),
+        ([name, count, *row(e), bad] for name, count, e, bad in _speakers(scored)),
     )
 
 
@@ -81,9 +77,9 @@ def utterances_tsv(
 
 def speaker_table(scored: Sequence[Scored]) -> str:
     """Format sclite's `rsum`: raw counts by speaker and their sum; then percentages (`sum`)."""
-    utterances, wrong = _sentences(scored)
-    rows = [(name, utterances[name], e, wrong[name]) for name, e in by_speaker(scored).items()]
-    rows.append(("Sum", len(scored), total(s.errors for s in scored), sum(wrong.values())))
+    rows = _speakers(scored)
+    wrong = sum(bad for *_, bad in rows)
+    rows.append(("Sum", len(scored), total(s.errors for s in scored), wrong))
     raw = [[name, *map(str, [count, *row(e), bad])] for name, count, e, bad in rows]
     percent = []
     for name, count, e, bad in rows:
@@ -108,10 +104,11 @@ def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
     return [head, rule, *body[:-1], rule, body[-1]]
 
 
-def _sentences(scored: Sequence[Scored]) -> tuple[Counter[str], Counter[str]]:
-    """Count the utterances of each speaker: all, and those with an error."""
+def _speakers(scored: Sequence[Scored]) -> list[tuple[str, int, WordErrors, int]]:
+    """Return each speaker's name, utterances, errors, and utterances with an error."""
+    count = Counter(s.speaker for s in scored)
     wrong = Counter(s.speaker for s in scored if s.errors.errors)
-    return Counter(s.speaker for s in scored), wrong
+    return [(name, count[name], e, wrong[name]) for name, e in by_speaker(scored).items()]
 
 
 def _tsv(head: Sequence[str], rows: Iterable[Sequence[str | int]]) -> str:
