@@ -196,21 +196,11 @@ def _adjusted(counts: list[Counts], base: int) -> list[np.ndarray]:
         if n > 1:
             begins_N = begins_N[here.context(base)]
         if n == len(counts):
-            count_N = here.count_N.copy()
+            adjusted.append(here.count_N)
         else:
             before_N = np.bincount(counts[n].suffix_N, minlength=len(here.key_N))
-            count_N = np.where(begins_N, here.count_N, before_N)
-        if n == 1:
-            count_N[B] = 0  # never predicted
-        adjusted.append(count_N)
+            adjusted.append(np.where(begins_N, here.count_N, before_N))
     return adjusted
-
-
-def _plain(counts: list[Counts]) -> list[np.ndarray]:
-    """Return plain counts, int64 [N] per order; <s> is never predicted."""
-    first = counts[0].count_N.copy()
-    first[B] = 0
-    return [first, *(here.count_N for here in counts[1:])]
 
 
 def discounts(count_N: np.ndarray) -> tuple[float, float, float]:
@@ -245,14 +235,15 @@ def train(
     """
     counts, base = count_ngrams(text, order), len(text.words)
     min_counts = [1] * order if min_counts is None else list(min_counts)
-    p_N = np.full(base, 1 / (base - 1))  # of the order below; first uniform over all but <s>
-    place_N = np.arange(base)  # index in the model of each n-gram of the order below; -1: dropped
-    contexts = 1
+    # Of the order below; first that of no words, uniform over all but <s>
+    p_N = np.array([1 / (base - 1)])
+    place_N = np.zeros(1, np.int64)  # index in the model of each of its n-grams; -1: dropped
     orders: list[Ngrams] = []
     plainly = smoothing is Smoothing.witten_bell
-    adjusted = _plain(counts) if plainly else _adjusted(counts, base)
+    adjusted = [here.count_N for here in counts] if plainly else _adjusted(counts, base)
+    adjusted[0] = np.where(np.arange(base) == B, 0, adjusted[0])  # <s> is never predicted
     for n, (here, count_N) in enumerate(zip(counts, adjusted, strict=True), 1):
-        context_N = here.context(base) if n > 1 else np.zeros(base, np.int64)
+        context_N, contexts = here.context(base), len(place_N)
         kept_N = here.count_N >= min_counts[n - 1] if n > 1 else np.ones(base, bool)
         steps = (0.0, 0.0, 0.0) if plainly else discounts(count_N)
         discount_N = np.array([0.0, *steps])[np.minimum(count_N, 3)]
@@ -261,18 +252,17 @@ def train(
         total_C = np.bincount(context_N, count_N, contexts) + more_C
         freed_C = np.bincount(context_N, discount_N, contexts) + more_C
         gamma_C = np.divide(freed_C, total_C, where=total_C > 0, out=np.ones(contexts))
-        lower_N = p_N[here.suffix_N] if n > 1 else p_N
+        lower_N = p_N[here.suffix_N]
         p_N = (count_N - discount_N) / total_C[context_N] + gamma_C[context_N] * lower_N
-        logp_N, key_N = np.log10(p_N), here.key_N
+        logp_N = np.log10(p_N)
         if n == 1:
             logp_N[B] = NEVER
         else:
             backoff_C = np.log10(gamma_C[place_N >= 0])
             orders[-1] = Ngrams(orders[-1].key_N, orders[-1].logp_N, backoff_C)
-            key_N = place_N[context_N] * base + here.key_N % base
+        key_N = place_N[context_N] * base + here.key_N % base
         orders.append(Ngrams(key_N[kept_N], logp_N[kept_N], np.zeros(int(kept_N.sum()))))
         place_N = np.where(kept_N, np.cumsum(kept_N) - 1, -1)
-        contexts = len(place_N)
     return NgramModel(text.words, orders)
 
 
