@@ -3,6 +3,7 @@
 `say` makes the samples of a sentence; noise by default, which is enough for all but training.
 """
 
+import gzip
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -156,4 +157,7 @@ def language_models(root: Path, texts: Sequence[str]) -> None:
     text = Text.of([text.split() for text in texts], " ".join(texts).split())
     root.mkdir(parents=True)
     for name, order in (("3-gram.pruned.1e-7", 3), ("4-gram", 4)):
-        write_arpa(root / f"{name}.arpa.gz", train(text, order))
+        write_arpa(root / f"{name}.arpa", train(text, order))
+        packed = gzip.compress((root / f"{name}.arpa").read_bytes(), mtime=0)
+        (root / f"{name}.arpa.gz").write_bytes(packed)
+        (root / f"{name}.arpa").unlink()

@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
-import kaldialign
+from kaldialign import edit_distance
 
 from asr_train.lang.espeak import UTF8, EspeakError, loaded
 
@@ -76,12 +76,8 @@ def pronounce(
     guessed = spoken(words, schwa)
     for word, guess in guessed.items():
         if inflected := list(_inflected(word, dictionary)):
-            guessed[word] = min(inflected, key=lambda pron: _distance(pron, guess))
+            guessed[word] = min(inflected, key=lambda pron: edit_distance(pron, guess)["total"])
     return guessed
-
-
-def _distance(one: Pronunciation, other: Pronunciation) -> int:
-    return int(kaldialign.edit_distance(one, other)["total"])
 
 
 def _inflected(

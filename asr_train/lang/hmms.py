@@ -82,11 +82,7 @@ class Hmms:
 
     def classes(self, phone: int) -> int:
         """Return the number of classes of a phone."""
-        return self._classes[self.topology_P[phone]]
-
-    @cached_property
-    def _classes(self) -> list[int]:
-        return [1 + max(max(state[:2]) for state in states) for states in self.topologies]
+        return 1 + max(max(state[:2]) for state in self.topology(phone))
 
     def fewest_frames(self, phone: int) -> int:
         """Return the number of HMM states on the shortest way through a phone."""

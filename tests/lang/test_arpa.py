@@ -114,11 +114,18 @@ def test_no_sentences_have_no_perplexity(by_hand):
         by_hand.perplexity([])
 
 
+def write(path, model):
+    """Write a model, gzipped if the name ends in `.gz`."""
+    write_arpa(path, model)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(path.read_bytes()))
+
+
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["m.arpa", "m.arpa.gz"])
 def test_a_model_comes_back_from_its_file(tmp_path, order, name):
     model = train(text_of(random_text(order, 60, 20, 2)), order)
-    write_arpa(tmp_path / name, model)
+    write(tmp_path / name, model)
     back = read_arpa(tmp_path / name)
     assert back.words == model.words
     assert back.counts == model.counts
@@ -128,12 +135,10 @@ def test_a_model_comes_back_from_its_file(tmp_path, order, name):
         np.testing.assert_allclose(theirs.backoff_N, ours.backoff_N, rtol=1e-6)
 
 
-def test_equal_models_give_equal_bytes_and_packing_changes_nothing(tmp_path):
-    for name in ("a.arpa", "b.arpa.gz", "c.arpa.gz"):
+def test_equal_models_give_equal_bytes(tmp_path):
+    for name in ("a.arpa", "b.arpa"):
         write_arpa(tmp_path / name, train(text_of(random_text(0, 60, 20, 2)), 3))
-    packed = (tmp_path / "b.arpa.gz").read_bytes()
-    assert packed == (tmp_path / "c.arpa.gz").read_bytes()
-    assert gzip.decompress(packed) == (tmp_path / "a.arpa").read_bytes()
+    assert (tmp_path / "a.arpa").read_bytes() == (tmp_path / "b.arpa").read_bytes()
 
 
 def test_five_words_and_unsorted_lines_can_be_read(tmp_path):
@@ -185,7 +190,7 @@ def test_damage_is_named_with_its_line(tmp_path, line, new, message):
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("name", ["m.arpa", "m.arpa.gz"])
 def test_a_file_cut_short_is_refused(tmp_path, name, share):
-    write_arpa(tmp_path / name, train(text_of(random_text(0, 200, 50, 2)), 3))
+    write(tmp_path / name, train(text_of(random_text(0, 200, 50, 2)), 3))
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: int(len(content) * share)])
     with pytest.raises(DamagedFileError, match=rf"{name}(, line \d+:| cannot be read)"):
