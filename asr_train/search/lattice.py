@@ -232,7 +232,12 @@ class Lattices:
         slot_N = np.full(len(self._graph.final_N), -1, np.int32)
         backward(self._graph, scores_TS, lattice_beam, tokens, 0, slot_N)
         search = (self._graph, scores_TS, tokens)
-        width, count = self._width(search, lattice_beam, max_arcs)
+        bins = np.zeros(SLACK_BINS, np.int64)
+        counting = np.empty(0, np.int32), np.empty(0, LINK), bins
+        width, count = lattice_beam, links(*search, lattice_beam, *counting)
+        if count > max_arcs:
+            width *= np.searchsorted(np.cumsum(bins), max_arcs, "right") / SLACK_BINS
+            count = links(*search, width, *counting)
         inside_H = slack_H <= width
         node_H = (np.cumsum(inside_H) - 1).astype(np.int32)
         arcs_A = np.empty(count, LINK)
@@ -242,17 +247,6 @@ class Lattices:
         ending = np.flatnonzero(totals - cost <= width)
         final_N[node_H[last][ending]] = ends[ending] if final else 0.0
         return Lattice(frame_N, final_N, arcs_A, cost, final, width, active_T)
-
-    @staticmethod
-    def _width(search: tuple[Any, ...], beam: float, max_arcs: int) -> tuple[float, int]:
-        """Return the lattice beam, narrowed to respect `max_arcs`, and the arcs inside."""
-        bins = np.zeros(SLACK_BINS, np.int64)
-        counting = (np.empty(0, np.int32), np.empty(0, LINK), bins)
-        count = links(*(*search, beam, *counting))
-        if count > max_arcs:
-            beam *= np.searchsorted(np.cumsum(bins), max_arcs, "right") / SLACK_BINS
-            count = links(*(*search, beam, *counting))
-        return beam, count
 
 
 def best_path(lattice: Lattice) -> Path:

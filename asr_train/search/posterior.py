@@ -61,22 +61,6 @@ class Pushed(NamedTuple):
     end_N: np.ndarray
 
 
-class Waiting(NamedTuple):
-    """Nodes that wait until their arcs are followed, in lists by level: the lowest level is first.
-
-    Attributes:
-        level_N: int32, the length of the longest chain of arcs without words that ends in a node.
-        head_L: int32 [levels], the first node that waits; -1: none.
-        next_N: int32, the node that waits after a node.
-        near_N: float64, the cost of a node that waits; infinite of all others.
-    """
-
-    level_N: np.ndarray
-    head_L: np.ndarray
-    next_N: np.ndarray
-    near_N: np.ndarray
-
-
 def posterior(
     found: Expanded, lm_weight: float, penalty: float, beam: float, max_nodes: int = MAX_NODES
 ) -> Posterior:
@@ -209,7 +193,7 @@ def _determinised(paths: Pushed, beam: float, limits: tuple[int, int], by_cost: 
     arcs = [(0, 0, 0, 0.0) for _ in range(0)]
     level_N = _levels(paths)
     head_L, next_N = np.full(level_N.max() + 1, -1, np.int32), np.empty(nodes, np.int32)
-    inside = Waiting(level_N, head_L, next_N, np.full(nodes, np.inf))
+    inside = level_N, head_L, next_N, np.full(nodes, np.inf)
     max_nodes, max_work = limits
     done, work, used = 0, 0, beam
     while waiting:
@@ -253,11 +237,15 @@ def _determinised(paths: Pushed, beam: float, limits: tuple[int, int], by_cost: 
 
 
 @numba.njit(cache=True, nogil=True)
-def _ahead(paths: Pushed, waiting: Waiting, stands: Any, left: float) -> Any:
+def _ahead(paths: Pushed, waiting: Any, stands: Any, left: float) -> Any:
     """Return a heap of the words met next: word, target and cost; the least cost of an end; and
     the number of arcs.
 
+    Nodes wait until their arcs are followed, in lists by level: the lowest level is first.
+
     Args:
+        waiting: `_levels`; by level, the first node that waits (-1: none); by node, the one that
+            waits after it, and the cost of one that waits (infinite of all others).
         stands: nodes to start from, and their costs.
         left: nats; what costs more is left out.
     """

@@ -49,20 +49,6 @@ class Tokens(NamedTuple):
     first_T: Any
 
 
-class Front(NamedTuple):
-    """The tokens of one frame, while it is searched: arrays with room for every node.
-
-    Attributes:
-        via: of each token, the one that an epsilon arc came from; -1: none.
-        slot_N: the token of each node; -1: none.
-    """
-
-    states: Any
-    costs: Any
-    via: Any
-    slot_N: Any
-
-
 @numba.njit(cache=True, nogil=True)
 def grown(array: Any, size: int = 0) -> Any:
     """Return an array of twice the length or more, with room for `size` and the same beginning."""
@@ -72,8 +58,13 @@ def grown(array: Any, size: int = 0) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _close(graph: Graph, front: Front, count: int, queue: Any, queued: Any, cutoff: float) -> int:
-    """Follow epsilon arcs from a frame's tokens until no cost decreases; return the new count."""
+def _close(graph: Graph, front: Any, count: int, queue: Any, queued: Any, cutoff: float) -> int:
+    """Follow epsilon arcs from a frame's tokens until no cost decreases; return the new count.
+
+    Args:
+        front: of the tokens, their nodes, their costs, and the tokens that epsilon arcs came from
+            (-1: none); of each node, its token (-1: none).
+    """
     states, costs, via, slot_N = front
     first_N, emit_N, arcs_A, plain = graph.first_N, graph.emit_N, graph.arcs_A, graph.plain
     head, waiting, size = 0, 0, len(queue)
@@ -172,22 +163,18 @@ def _cutoffs(
 
 
 @numba.njit(cache=True, nogil=True)
-def _keep(
-    graph: Graph,
-    front: Front,
-    count: int,
-    cut: float,
-    ties: int,
-    kept: Any,
-    order: Any,
-    starts: Any,
-) -> int:
+def _keep(graph: Graph, front: Any, count: int, cut: float, ties: int, room: Any) -> int:
     """Write the tokens to keep, by decreasing height, to `order`; return their number.
 
     Of tokens that cost exactly `cut`, higher ones are kept first: the source of an epsilon arc of
     cost 0 is not dropped before its target. A token whose cost came through a dropped one (over an
     arc of negative cost) keeps that one, too.
+
+    Args:
+        front: as for `_close`.
+        room: `kept` by token, `order`, and `starts` by height; what they hold does not matter.
     """
+    kept, order, starts = room
     states, costs, via, _ = front
     height_N, plain = graph.height_N, graph.plain
     starts[:] = 0
@@ -244,7 +231,7 @@ def forward(graph: Graph, scores_TS: Any, limits: Any, lattice_beam: float, chun
     states_H, costs_H, slack_H = np.empty(1 << 14, np.int32), np.empty(1 << 14), np.empty(0)
     first_T, active_T = np.zeros(frames + 2, np.int64), np.zeros(frames, np.int32)
     states[0], costs[0], via[0], slot_N[graph.start], count = graph.start, 0.0, -1, 0, 1
-    front, cutoff = Front(states, costs, via, slot_N), np.inf
+    front, room, cutoff = (states, costs, via, slot_N), (kept, order, starts), np.inf
     for t in range(frames + 1):
         if graph.plain < nodes:
             count = _close(graph, front, count, queue, queued, cutoff)
@@ -252,7 +239,7 @@ def forward(graph: Graph, scores_TS: Any, limits: Any, lattice_beam: float, chun
             cut, spare, ties = _cutoffs(costs, count, scratch, cutoff, limits)
         else:
             cut, spare, ties = cutoff, limits[0], count
-        total = _keep(graph, front, count, cut, ties, kept, order, starts)
+        total = _keep(graph, front, count, cut, ties, room)
         here, end = first_T[t], first_T[t] + total
         if end > len(states_H):
             states_H, costs_H = grown(states_H, end), grown(costs_H, end)
