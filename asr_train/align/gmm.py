@@ -213,8 +213,8 @@ def split(gmm: Gmm, frames_S: np.ndarray, target: int, power: float, min_count: 
             means[g] = means[g] - step_D
             variances.append(variances[g])
         parts.append((np.full(len(weights), s), weights, means, variances))
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return Gmm(*columns, gmm.loop_S)
+    state_G, weight_G, mean_GD, variance_GD = map(np.concatenate, zip(*parts, strict=True))
+    return Gmm(state_G, weight_G, mean_GD, variance_GD, gmm.loop_S)
 
 
 # --- the model as files -------------------------------------------------------------------------

@@ -149,11 +149,11 @@ def _claim(
     both = named[claim.row], named[claim.against]
     own, base = (_scores_by_seed(row, claim.epoch) for row in both)
     first, second = (NO_REDUCTION if row is baseline else row.row.paper for row in both)
-    seeds = [seed for seed in own if seed in base]
+    seeds = sorted(own.keys() & base.keys())
     scores = [own[seed] for seed in seeds], [base[seed] for seed in seeds]
     return {
         **{"claim": claim.claim, "row": claim.row, "against": claim.against, "epoch": claim.epoch},
-        "seeds": sorted(seeds),
+        "seeds": seeds,
         "paper": printed_reduction(first, second, list(table.settings.splits), claim.epoch),
         "ours": wer_reduction(*scores, settings) if seeds else None,
     }
