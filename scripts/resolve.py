@@ -264,7 +264,8 @@ def check_systems(choices: Choices, config: Config, run: str, overrides: list[st
         if system is None or system[1] in choices.gmms:
             continue
         without = compose.settings(run, [each for each in overrides if each != override]).gmm
-        if all(without.get(name) == config.gmm[name] for name in choices.gmms):
+        changes = {name for name, numbers in config.gmm.items() if without.get(name) != numbers}
+        if changes and changes.isdisjoint(choices.gmms):
             raise SettingsError(
                 f"{override} has no effect, as GMMS='{' '.join(choices.gmms)}' does not train "
                 f"{system[1]}; name it in GMMS, or leave it out"
@@ -282,17 +283,18 @@ def check_lists(choices: Choices, config: Config) -> None:
             f"RESCORE names {choices.rescore[0]}, but lm.big is null: there is no larger language "
             "model to rescore with; set "
             + ("lang=sentences " if config.lang.grammar.kind is GrammarKind.loop else "")
-            + "lm=fourgram, or leave RESCORE out"
+            + "lm=fourgram, or call make with RESCORE="
         )
     if choices.rescore and config.lang.grammar.kind is GrammarKind.loop:
         raise SettingsError(
             f"RESCORE names {choices.rescore[0]}, but lang.grammar.kind is loop: the graph has no "
-            "n-gram model for a larger one to replace; set lang=sentences, or leave RESCORE out"
+            "n-gram model for a larger one to replace; set lang=sentences, or call make with "
+            "RESCORE="
         )
     if choices.rescore and config.decode.nbest == 0:
         raise SettingsError(
             f"RESCORE names {choices.rescore[0]}, but decode.nbest is 0: there are no lattices "
-            "to rescore; set decode.nbest=100, or leave RESCORE out"
+            "to rescore; set decode.nbest=100, or call make with RESCORE="
         )
     if choices.bigram and (config.lm.bigram is None or not config.lm.bigram.text):
         raise SettingsError(
@@ -313,8 +315,9 @@ def check_language_model(choices: Choices, config: Config, overrides: list[str])
         SettingsError: if no graph has one.
     """
     chosen = [override for override in overrides if override.startswith("lm=")]
+    has_model = config.lm.small is not None
     is_loop = config.lang.grammar.kind is GrammarKind.loop
-    if chosen and is_loop and not choices.bigram and not choices.rescore:
+    if chosen and has_model and is_loop and not choices.bigram and not choices.rescore:
         raise SettingsError(
             f"{chosen[-1]} has no effect, as lang.grammar.kind is loop, a graph of all words in "
             "any order; set lang=sentences, whose graph has the language model"

@@ -85,7 +85,7 @@ def test_what_is_refused_is_said_of_the_files_of_the_run(run, override, message)
 @pytest.mark.parametrize(
     "given, message",
     [
-        (["RESCORE=dnn"], "set lang=sentences lm=fourgram, or leave RESCORE out"),
+        (["RESCORE=dnn"], "set lang=sentences lm=fourgram, or call make with RESCORE=$"),
         (["RESCORE=dnn", "lm=fourgram", "decode=large"], r"but lang\.grammar\.kind is loop"),
         (["lm=trigram"], r"^lm=trigram has no effect, as lang\.grammar\.kind is loop"),
         (["gmm.tri.gaussians=5000"], "^gmm.tri.gaussians=5000 has no effect, as GMMS='mono sat' d"),
@@ -109,6 +109,9 @@ def test_what_would_have_no_effect_is_refused_before_any_stage(tmp_path, given, 
     with pytest.raises(SettingsError, match=message):
         resolved(*given)
     resolved("gmm.tri.tree.leaves=200")  # counts: sat has it by reference
+    resolved("gmm.tri.tree.leaves=1000")  # the recipe's own
+    resolved("gmm.tri.tree.leaves=100", "gmm.tri.tree.leaves=200")  # the later counts
+    resolved("lm=none")
     resolved("RESCORE=dnn", "lang=sentences", "lm=fourgram", "decode=large")
 
 

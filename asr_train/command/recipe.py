@@ -13,6 +13,7 @@ example:
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,6 @@ PATHS = (  # count from here
 )
 LISTS = ("MORE", "TEST_DIRS", "TEXT")
 APART = ("SIZE", "SCALE", "CORPUS")  # results of others are in other folders
-_SAID_APART = tuple(f"{name}=" for name in APART)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,14 +44,18 @@ def run(options: argparse.Namespace) -> int:
     check_known("NAME", options.name, known, "is no recipe")
     if (make := shutil.which("make")) is None:
         raise ValueError("make is not installed; install it (Debian: apt-get install make)")
-    named = {each.partition("=")[0] for each in options.make}
-    inherited = [name for name in (*PATHS, *LISTS, *APART) if os.environ.get(name)]
-    of_environment = [f"{name}={os.environ[name]}" for name in inherited if name not in named]
-    given = [_from_here(each) for each in [*options.make, *of_environment]]
-    said = dict(each.split("=", 1) for each in given if "=" in each)
+    makefiles = "".join(path.read_text() for path in (folder / options.name).glob("Makefile"))
+    if "paper.mk" in makefiles:
+        makefiles += (folder / "paper.mk").read_text()
+    apart = [name for name in APART if re.search(rf"^{name} *\?=", makefiles, re.MULTILINE)]
+    given = [_from_here(each) for each in options.make]
+    inherited = [name for name in (*PATHS, *LISTS) if os.environ.get(name)]
+    env = dict(_from_here(f"{name}={os.environ[name]}").split("=", 1) for name in inherited)
+    said = {name: os.environ[name] for name in apart if os.environ.get(name)}
+    said |= env | dict(each.split("=", 1) for each in given if "=" in each)
     if "W" not in said:
-        apart = [each.partition("=")[2] for each in given if each.startswith(_SAID_APART)]
-        given.append(f"W={Path.cwd() / '-'.join([options.name, 'work', *apart])}")
+        parts = [said[name] for name in APART if name in said]
+        given.append(f"W={Path.cwd() / '-'.join([options.name, 'work', *parts])}")
         _check_spaces("this folder is", Path.cwd(), "call it in another, or with W=path")
     _check_spaces("the package is in", Path(ROOT), "install it in another environment")
     corpus = said.get("CORPUS", options.name)
@@ -61,9 +65,9 @@ def run(options: argparse.Namespace) -> int:
     if "CORPUS_DIR" not in said and (takes or f"CORPUS_DIR ?= data/{corpus}\n" in lines):
         given.append(f"CORPUS_DIR={fetched}")
     command = [make, "--no-print-directory", "-C", str(folder / options.name)]
-    env = {**os.environ, "ASR_CALL": "asr-train recipe"}  # in the commands that are printed
+    env["ASR_CALL"] = "asr-train recipe"  # in the commands that are printed
     words = [*command, f"PY={sys.executable}", *given]
-    return subprocess.run(words, check=False, env=env).returncode
+    return subprocess.run(words, check=False, env={**os.environ, **env}).returncode
 
 
 def _check_spaces(what: str, path: Path, remedy: str) -> None:
