@@ -23,6 +23,7 @@ Result = TypeVar("Result")
 GRAIN = 1 << 19  # elements per thread; fewer take less time than waking the thread
 CHUNK = 512  # elements that stay in the L1 cache between two passes
 TILE = 1 << 13  # elements whose int32 counts stay in the L1 cache
+CROWD = 64  # elements per sent element; with fewer, a pass over all elements is faster
 _INDEX = np.int32(2**31 - 1)
 _SIGN = np.int32(-(2**31))
 
@@ -302,6 +303,7 @@ def _each_tile(
     for first in range(begin, end, TILE):
         last = min(first + TILE, end)
         room = np.uint64(last - first)
+        sent = 0
         for w in range(workers):
             i = before[w] = at[w]
             # Unsigned: an index before the tile counts as beyond it. So elements out of order are
@@ -309,19 +311,27 @@ def _each_tile(
             while i < starts[w + 1] and np.uint64((words[i] & _INDEX) - first) < room:
                 counts[(words[i] & _INDEX) - first] += np.int32(1) + (words[i] >> 31) * np.int32(2)
                 i += 1
-            total += i - at[w]
+            sent += i - at[w]
             at[w] = i
+        total += sent
         tile = out[first:last]
-        if not updates:
+        if sent * CROWD > last - first:
             for j in range(last - first):
-                tile[j] = tau * np.float32(counts[j])
+                quanta = tau * np.float32(counts[j])
+                if not updates:
+                    tile[j] = quanta
+                elif counts[j] != 0:
+                    tile[j] = _fma(quanta, step, tile[j])
             counts[:] = 0
             continue
+        if not updates:
+            tile[:] = 0
         for w in range(workers):
             for i in range(before[w], at[w]):
                 j = (words[i] & _INDEX) - first
                 if counts[j] != 0:
-                    tile[j] = _fma(tau * np.float32(counts[j]), step, tile[j])
+                    quanta = tau * np.float32(counts[j])
+                    tile[j] = _fma(quanta, step, tile[j]) if updates else quanta
                     counts[j] = 0
     return total
 
