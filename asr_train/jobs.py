@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 def num_jobs() -> int:
     """Return the number of worker processes: JOBS if set, else the cores this process may use."""
     given = os.environ.get("JOBS", "")
-    if given and not (given.isdigit() and int(given)):
+    if given and not (given.isdecimal() and int(given)):
         raise ValueError(
             f"JOBS (--jobs) is {given!r}; it must be the number of processes, an integer above 0"
         )

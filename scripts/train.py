@@ -57,6 +57,8 @@ def stage(train_index: str, dev_index: str, settings: str, *paths: str) -> str |
             print(f"comm.method=sgd trains one worker: the other {idle} stay idle", flush=True)
         workers = 1
         os.environ["WORLD_SIZE"] = str(count)
+        here = min(count, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        os.environ["LOCAL_WORLD_SIZE"] = str(here)  # which share the JOBS
     if Path(output).name != "model.json":
         raise ValueError(f"the output is {output}; it must be the model.json of a run's folder")
     device = chosen_device()
@@ -119,7 +121,7 @@ def chosen_workers(settings: int | None, stripes: int) -> int:
     """Return WORKERS, else the number in the settings, else one per process that has no stripes."""
     whole = max(1, started() // stripes)
     value = os.environ.get("WORKERS") or str(settings or whole)
-    if not value.isdigit() or int(value) < 1:
+    if not value.isdecimal() or int(value) < 1:
         raise ValueError(f"WORKERS is {value!r}; it must be a positive integer")
     return int(value)
 

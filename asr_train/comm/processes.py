@@ -142,8 +142,8 @@ class Processes(Exchange):
         who = f"process {', '.join(map(str, silent))}" if silent else "another process"
         return ExchangeError(
             f"{who} of {dist.get_world_size()} did not answer{waited} "
-            f"(comm.timeout_seconds is {self.timeout_seconds:g}; {what}: {_shortened(error)}); "
-            "look at its output, then start again: training resumes from the last checkpoint"
+            f"(timeout_seconds is {self.timeout_seconds:g}; {what}: {_shortened(error)}); "
+            "look at its output, then start again, from the last checkpoint"
         )
 
     def _silent(self) -> list[int]:

@@ -4,6 +4,7 @@ model.json is written last and lists size and SHA-256 of model.pt: if it exists,
 complete. No tensor file can execute code (`weights_only`), and equal weights give equal bytes.
 """
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -192,11 +193,11 @@ def _check_size(
     path: Path, settings: ModelSettings, num_mels: int, num_states: int, tensors: dict[str, Tensor]
 ) -> None:
     """Refuse settings of a far larger network before its memory is allocated."""
-    shape = settings.lstm or settings.dnn
-    assert shape is not None
+    kinds = (getattr(settings, kind.name) for kind in fields(settings))
+    layers = max(getattr(kind, "layers", 0) for kind in kinds)  # of the one that is set
     held = sum(tensor.numel() for tensor in tensors.values())
-    if shape.layers > len(tensors):
-        found, wanted = f"{shape.layers} layers", f"{len(tensors)} tensors"
+    if layers > len(tensors):
+        found, wanted = f"{layers} layers", f"{len(tensors)} tensors"
     elif (described := num_parameters(settings, num_mels, num_states)) > 10 * held:
         found, wanted = f"{described} parameters", f"{held}"
     else:

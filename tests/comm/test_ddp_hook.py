@@ -576,5 +576,5 @@ def test_a_rank_that_does_not_answer_in_the_stated_time_is_an_error(in_group):
     assert last is True, "nobody gave up"
     for said in [second] if in_group else [first, second]:
         assert re.match(
-            r"process (\d, )?2 of 3 did not answer in .* s \(comm.timeout_seconds is 15;", said
+            r"process (\d, )?2 of 3 did not answer in .* s \(timeout_seconds is 15;", said
         )

@@ -270,4 +270,4 @@ def test_a_stripe_that_hangs_is_an_error_in_the_stated_time(splits, tmp_path):
 
     error, _ = forked.run(main, 1, 2, timeout_seconds=10, stripes=2)
     assert isinstance(error, ExchangeError)
-    assert "process 1 of 2 did not answer (comm.timeout_seconds is 10; activations" in str(error)
+    assert "process 1 of 2 did not answer (timeout_seconds is 10; activations" in str(error)

@@ -159,6 +159,20 @@ def test_sgd_leaves_processes_idle_that_other_runs_need(splits, tmp_path, rank):
     assert (tmp_path / "exp/a/model.json").exists() == (rank == "0")
 
 
+def test_sgd_has_all_threads_where_other_processes_stay_idle(splits, tmp_path):
+    settings = schema.plain(tiny.settings({"method": "sgd"}, epochs=1, minibatch_frames=64))
+    settings["model"]["dnn"]["width"] = 600  # large enough for two threads
+    files.write_yaml(tmp_path / "a.yaml", settings)
+    model = tmp_path / "exp/a/model.json"
+    command = [
+        str(each) for each in (SCRIPT, *(s.path for s in splits), tmp_path / "a.yaml", model)
+    ]
+    of_two = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    done = here(command, JOBS="2", DEVICE="cpu", **of_two)
+    assert done.returncode == 0, done.stderr
+    assert "cpu and 2 threads" in done.stdout
+
+
 @pytest.mark.parametrize("said, rank, number", [("cuda:1", "0", 1), ("cuda", "3", 1), ("", "2", 0)])
 def test_the_chosen_gpu_is_torchs_current_one(monkeypatch, said, rank, number):
     """Whose streams graphs of a step wait for."""
