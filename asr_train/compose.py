@@ -203,7 +203,8 @@ def _cause(error: Exception, chosen: list[str], overrides: list[str]) -> str:
                 return unknown_key(path, [str(k) for k in node])
             node = node[group] if isinstance(node[group], dict) else {}  # a leaf
         hint, _ = _known(".".join(groups))
-        if is_dataclass(hint) and key in {each.name for each in fields(hint)}:
+        named = {each.name for each in fields(hint)} if is_dataclass(hint) else set()
+        if key in named and groups[0] != "gmm":  # whose files hold one system each
             return (
                 f"{missing[1]} is given, but the files chosen here do not have it; choose one of "
                 f"conf/{groups[0]} that does"

@@ -72,7 +72,7 @@ ALONE = """
 import sys, torch
 from asr_train.comm.processes import close_exchange, join, of_group
 device = torch.device(sys.argv[1])
-join(device, 30.0)
+join(1, 1, device, 30.0)
 exchange = of_group(None, device, 30.0)
 vector_P = torch.arange(1000.0, device=device)
 assert torch.equal(exchange.sum([vector_P], 1000), vector_P)
