@@ -12,7 +12,7 @@ of one process, which take their steps in turn, share the room for new ones.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,7 +30,7 @@ from asr_train.kernels import threshold
 
 CHECK_STEPS = 100  # between waits for a GPU's checks of messages
 Found = TypeVar("Found")
-Vectors = tuple[Tensor, Tensor, float, Tensor]  # gradients and residuals [W, P], tau, what is kept
+Vectors = tuple[Tensor, float, Tensor]  # residuals [W, P], tau, what is kept
 SLACK = 1.25  # room in a message, relative to the longest of the previous step
 
 
@@ -85,6 +85,8 @@ class Gtc(Reducer):
             rows(*where).zero_(),
             torch.zeros(size, device=exchange.device) if is_here and is_exact else None,
         )
+        counts_P = self._spare.counts_P
+        self.takes_factors = counts_P is not None and threshold.takes_factors(counts_P)
         # The element that goes first if room is short; on a GPU it may lie there
         self._turn: dict[int, int | Tensor] = dict.fromkeys(exchange.local, 0)
 
@@ -136,8 +138,10 @@ class Gtc(Reducer):
     ) -> tuple[list[Header], Counts]:
         """Do what `_exchanged` does; messages are counted but not made."""
 
-        def tallied(_: slice, vectors: Vectors) -> Sequence[Tensor]:
-            return threshold.tally_rows(*vectors, counts_P).unbind()
+        def tallied(_: slice, gradient: Gradient, vectors: Vectors) -> Sequence[Tensor]:
+            if gradient.factors is not None:
+                return threshold.tally_factors(gradient.factors, *vectors, counts_P).unbind()
+            return threshold.tally_rows(_rows(gradient), *vectors, counts_P).unbind()
 
         counts_P.zero_()
         learned, pairs = [], []
@@ -153,31 +157,33 @@ class Gtc(Reducer):
                 count, flags = 0, flags | Flags.not_finite
             payload_bytes = codec.payload_bytes_of(count, self.size, self.kind)
             payload_bytes = min(payload_bytes, codec.map_bytes(self.size))
-            header = self._header(worker, frames, count, flags)
-            headers.append(replace(header, count=count, payload_bytes=payload_bytes))
+            headers.append(self._header(worker, frames, count, flags, count, payload_bytes))
         longest = HEADER_BYTES + max(header.payload_bytes for header in headers)
         self.exchange.count_received(LENGTH_BYTES + longest)
         return headers, Counts(counts_P, self.tau)
 
     def _each(
-        self, gradients: Iterable[Gradient], compressed: Callable[[slice, Vectors], Sequence[Found]]
+        self,
+        gradients: Iterable[Gradient],
+        compressed: Callable[[slice, Gradient, Vectors], Sequence[Found]],
     ) -> Iterator[tuple[int, Gradient, Found]]:
         """Yield the local workers, their gradients, and what is found of these.
 
         Args:
-            compressed: places of some workers, their vectors -> what is found of each.
+            compressed: places of some workers, the gradient of the first, which has those of all,
+                their vectors -> what is found of each.
         """
         found: Iterator[Found] = iter(())
         left = 0  # workers whose gradients are compressed, and not yet yielded
         for worker, gradient in zip(self.exchange.local, gradients, strict=True):
             if not left:
-                rows_WP = gradient.grad_P[None] if gradient.rows_WP is None else gradient.rows_WP
-                left = len(rows_WP)
+                factors = gradient.factors
+                left = len(_rows(gradient) if factors is None else factors[0].deltas_WNO)
                 first = worker - self.exchange.local[0]
                 places = slice(first, first + left)
-                vectors = rows_WP, self._residuals_WP[places], self.tau, self._spare.kept_WP[places]
+                vectors = self._residuals_WP[places], self.tau, self._spare.kept_WP[places]
                 with self.exchange.timed("compress"):
-                    found = iter(compressed(places, vectors))
+                    found = iter(compressed(places, gradient, vectors))
             left -= 1
             yield worker, gradient, next(found)
 
@@ -186,14 +192,15 @@ class Gtc(Reducer):
         return dict(zip(self.exchange.local, self._residuals_WP, strict=True))
 
     def _compressed(
-        self, places: slice, vectors: Vectors
+        self, places: slice, gradient: Gradient, vectors: Vectors
     ) -> Sequence[threshold.Compressed | threshold.Fixed]:
         """Compress; for packed32 messages of a fixed length, without waiting for the device."""
+        rows_WP = _rows(gradient)
         if not (self._on_device and self._is_fixed and self.kind is Kind.packed32):
-            return threshold.compress_rows(*vectors)
+            return threshold.compress_rows(rows_WP, *vectors)
         turns = [torch.as_tensor(self._turn[worker]) for worker in self.exchange.local[places]]
         turns_W = torch.stack([turn.to(self.exchange.device, non_blocking=True) for turn in turns])
-        return threshold.compress_fixed_rows(*vectors, self.capacity // 4, turns_W)
+        return threshold.compress_fixed_rows(rows_WP, *vectors, self.capacity // 4, turns_W)
 
     def _message(
         self, worker: int, gradient: Gradient, found: threshold.Compressed | threshold.Fixed
@@ -230,8 +237,17 @@ class Gtc(Reducer):
         place = {"step": self.step, "worker": worker, "workers": len(self.exchange)}
         return {**place, "size": self.size, "tau": self.tau}
 
-    def _header(self, worker: int, frames: int, wanted: int, flags: Flags) -> Header:
-        return Header(**self._due(worker), frames=frames, wanted=wanted, flags=flags)
+    def _header(
+        self, worker: int, frames: int, wanted: int, flags: Flags, count: int = 0, payload: int = 0
+    ) -> Header:
+        return Header(
+            **self._due(worker),
+            frames=frames,
+            wanted=wanted,
+            flags=flags,
+            count=count,
+            payload_bytes=payload,
+        )
 
     def _plan_next(self, headers: list[Header]) -> None:
         """Choose the next step's capacity and tau from the headers, the same on all workers."""
@@ -270,6 +286,11 @@ class Gtc(Reducer):
         if "owed" in state:  # absent from a run with one worker
             self.residuals[worker].copy_(state["owed"]["residual_P"])
         self._turn[worker] = state.get("turn", 0)
+
+
+def _rows(gradient: Gradient) -> Tensor:
+    """Return the gradients that are there, float32 [W, P]."""
+    return gradient.grad_P[None] if gradient.rows_WP is None else gradient.rows_WP
 
 
 def density(headers: Collection[Header]) -> float:

@@ -104,6 +104,11 @@ class ExchangeMethod:
                 gradient.grad_P.copy_(adagrad.normalized(gradient.grad_P, squares[worker]))
             yield replace(gradient, rows_WP=None)  # the others' are not normalised yet
 
+    @property
+    def takes_factors(self) -> bool:
+        """Whether gradients for `reduce` may be given as factors."""
+        return not self.partial and all(reducer.takes_factors for reducer in self.reducers)
+
     def apply(self, group: int, update: Update, rate: float) -> None:
         """Change a group's model by what `reduce` returned; the rate is per frame."""
         replica = self.replicas[group]

@@ -4,7 +4,7 @@ Knows nothing of networks, shards or how weights are updated.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asr_train.comm.exchange import Exchange, hosted
 from asr_train.kernels import decode
+from asr_train.kernels.threshold import Factor
 
 
 @dataclass(slots=True)
@@ -23,14 +24,16 @@ class Gradient:
     say so, without a wait for the loss.
 
     Attributes:
-        grad_P: float32 [P], summed over its frames.
+        grad_P: float32 [P], summed over its frames; not set if there are factors.
         rows_WP: float32 [W, P], this and the next workers' gradients, if they are there already;
             None: only this one is.
+        factors: of this and the next workers' gradients, for a reducer that takes them.
     """
 
     grad_P: Tensor
     frames: int
     rows_WP: Tensor | None = None
+    factors: Sequence[Factor] | None = None
 
     def is_finite(self) -> bool:
         """Return whether all elements are finite; reads them all, and waits for the device."""
@@ -106,7 +109,13 @@ class Sent:
 
 
 class Reducer(ABC):
-    """A group's gradients -> the update of its model. This base class has no state."""
+    """A group's gradients -> the update of its model. This base class has no state.
+
+    Attributes:
+        takes_factors: whether gradients may be given as `Gradient.factors`.
+    """
+
+    takes_factors = False
 
     def begin_step(self, reading: int, frames: int) -> None:  # noqa: B027
         """Say how many of the group's workers have minibatches in the next step; their frames."""

@@ -202,26 +202,48 @@ def compress(grad: Any, residual: Any, kept: Any, threshold: float) -> tuple[Any
     return words, all(fine for *_, fine in parts)
 
 
+@numba.njit(cache=True, nogil=True, inline="always")
+def _tally_some(grad: Any, residual: Any, kept: Any, counts: Any, threshold: Any) -> Any:
+    """Compute `tally` of some elements of a row; return how many are sent, and how many finite."""
+    infinity = np.float32(np.inf)
+    many, good = np.int32(0), np.int32(0)
+    for i in range(len(grad)):
+        owed = residual[i] + grad[i]
+        above, below = np.int32(owed > threshold), np.int32(owed < -threshold)
+        # int32 is said again: numba adds and subtracts int32 as int64 (see `_compress`)
+        code = np.float32(np.int32(above - below))
+        kept[i] = owed - threshold * code  # exact: the code is -1, 0 or 1
+        counts[i] += code
+        many = np.int32(many + np.int32(above + below))
+        good = np.int32(good + np.int32(abs(owed) < infinity))
+    return many, good
+
+
+def _flat(rows: Any) -> tuple[Any, int]:
+    """Return rows [W, P] that may lie apart as one vector, and the elements from row to row.
+
+    numba does not know that the elements of a row of such an array are neighbours, and would not
+    vectorise a loop over them.
+    """
+    step = rows.strides[0] // rows.itemsize
+    size = (len(rows) - 1) * step + rows.shape[1]
+    return np.lib.stride_tricks.as_strided(rows, (size,), (rows.itemsize,)), step
+
+
 @numba.njit(cache=True, nogil=True)
 def _tally(
-    grads: Any, residuals: Any, kept: Any, counts: Any, threshold: Any, begin: int, end: int
-) -> Any:
+    grads: Any, residuals: Any, kept: Any, counts: Any, threshold: Any, workers: int,
+    begin: int, end: int,
+) -> Any:  # fmt: skip
     """Compute `tally` of a range of columns; int64 [2, W]: sent elements, and finite ones."""
-    infinity = np.float32(np.inf)
-    found = np.zeros((2, len(grads)), np.int64)
-    for w in range(len(grads)):
+    found = np.zeros((2, workers), np.int64)
+    for w in range(workers):
         for first in range(begin, end, CHUNK):
             last = min(first + CHUNK, end)
-            g, r, k = grads[w, first:last], residuals[w, first:last], kept[w, first:last]
-            c, many, good = counts[first:last], np.int32(0), np.int32(0)
-            for i in range(last - first):
-                owed = r[i] + g[i]
-                above, below = np.int32(owed > threshold), np.int32(owed < -threshold)
-                code = np.float32(above - below)
-                k[i] = owed - threshold * code  # exact: the code is -1, 0 or 1
-                c[i] += code
-                many += above + below
-                good += np.int32(abs(owed) < infinity)
+            g = grads[0][w * grads[1] + first : w * grads[1] + last]
+            r = residuals[0][w * residuals[1] + first : w * residuals[1] + last]
+            k = kept[0][w * kept[1] + first : w * kept[1] + last]
+            many, good = _tally_some(g, r, k, counts[first:last], threshold)
             found[0, w] += many
             found[1, w] += good
     return found
@@ -229,11 +251,61 @@ def _tally(
 
 def tally(grads: Any, residuals: Any, kept: Any, counts: Any, threshold: float) -> Any:
     """Compute threshold.tally_rows; int64 [2, W]: sent elements, and finite ones."""
-    vectors, tau = (grads, residuals, kept, counts), np.float32(threshold)
-    parts = in_parts(
-        len(counts), CHUNK, lambda begin, end: _tally(*vectors, tau, begin, end), weight=len(grads)
-    )
-    return sum(parts)
+    workers, size = kept.shape
+    given = _flat(grads), _flat(residuals), _flat(kept), counts, np.float32(threshold), workers
+    return sum(in_parts(size, CHUNK, lambda begin, end: _tally(*given, begin, end), weight=workers))
+
+
+@numba.njit(cache=True, nogil=True)
+def _tally_products(
+    deltas: Any, inputs: Any, residuals: Any, kept: Any, counts: Any, threshold: Any, offset: int,
+    begin: int, end: int,
+) -> Any:  # fmt: skip
+    """Compute `tally` of products, outputs [begin, end); int64 [2, W] as there.
+
+    A row of the product is added up here for each output, and never leaves the L1 cache.
+    """
+    workers, frames, wide = inputs.shape
+    found = np.zeros((2, workers), np.int64)
+    grad = np.empty(wide, np.float32)
+    whole = frames // 8 * 8
+    for w in range(workers):
+        for o in range(begin, end):
+            grad[:] = 0
+            for n in range(0, whole, 8):
+                d, x = deltas[w, n : n + 8, o], inputs[w, n : n + 8]
+                d0, d1, d2, d3, d4, d5, d6, d7 = d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]
+                x0, x1, x2, x3, x4, x5, x6, x7 = x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]
+                for i in range(wide):
+                    half = _fma(d1, x1[i], _fma(d0, x0[i], grad[i]))
+                    half = _fma(d3, x3[i], _fma(d2, x2[i], half))
+                    half = _fma(d5, x5[i], _fma(d4, x4[i], half))
+                    grad[i] = _fma(d7, x7[i], _fma(d6, x6[i], half))
+            for n in range(whole, frames):
+                d0, x0 = deltas[w, n, o], inputs[w, n]
+                for i in range(wide):
+                    grad[i] = _fma(d0, x0[i], grad[i])
+            at = offset + o * wide
+            r = residuals[0][w * residuals[1] + at : w * residuals[1] + at + wide]
+            k = kept[0][w * kept[1] + at : w * kept[1] + at + wide]
+            many, good = _tally_some(grad, r, k, counts[at : at + wide], threshold)
+            found[0, w] += many
+            found[1, w] += good
+    return found
+
+
+def tally_products(
+    deltas: Any, inputs: Any, offset: int, residuals: Any, kept: Any, counts: Any, threshold: float
+) -> Any:
+    """Compute threshold.tally_factors of one factor; int64 [2, W] as `tally`."""
+    rows = _flat(residuals), _flat(kept)
+    given = deltas, inputs, *rows, counts, np.float32(threshold), offset
+    workers, _, wide = inputs.shape
+
+    def work(begin: int, end: int) -> Any:
+        return _tally_products(*given, begin, end)
+
+    return sum(in_parts(deltas.shape[2], 1, work, weight=workers * wide))
 
 
 @numba.njit(cache=True, nogil=True)

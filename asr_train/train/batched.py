@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from asr_train.comm.bucket import Bucket, Slot, rows, shorten
+from asr_train.kernels.threshold import Factor
 from asr_train.model.loss import IGNORED
 from asr_train.model.store import Model
 from asr_train.schema import Precision
@@ -28,6 +29,7 @@ from asr_train.shards.batch import Batch
 
 ROOM = {"cpu": 2**25, "cuda": 2**30}  # elements of gradients, or of workers' weights, in one pass
 AT_ONCE = {"cpu": 2**21, "cuda": 2**30}  # of gradients in memory; 8 MB stay in a CPU's cache
+FEW = 32  # frames of a minibatch, up to which factors are faster than gradients
 _Slots = tuple[Slot, Slot | None]  # of a layer's weights and bias
 
 
@@ -63,6 +65,10 @@ class Batched:
         self._at_once = max(1, AT_ONCE[self._device.type] // self._size)  # gradients
         self._grads_WP = rows(0, self._size, self._device)
 
+    def gives_factors(self, batches: Sequence[Batch]) -> bool:
+        """Return whether it pays to take workers' gradients as factors, and not to compute them."""
+        return self._precision is Precision.fp32 and _most(batches) <= FEW
+
     def gradients(
         self, batches: Sequence[Batch], max_norm: float | None, weights_WP: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -73,12 +79,31 @@ class Batched:
             weights_WP: float32 [W, P], each worker's weights; None: those that the model has.
         Yields:
             float32 [W, P], which the next ones overwrite; and [W, 2], by worker the loss in nats
-            and the number of correct frames.
+            and the number of correct frames. Where one is not finite, so is the gradient.
         """
-        workers, most = len(batches), max(len(batch.ali_BT) for batch in batches)
+        factors, sums_W2 = self.factors(batches, weights_WP)
+        workers = len(batches)
+        if len(self._grads_WP) < (count := min(workers, self._at_once)):
+            self._grads_WP = rows(count, self._size, self._device)
+        for first in range(0, workers, self._at_once):
+            some = slice(first, min(first + self._at_once, workers))
+            grads_WP = self._grads_WP[: some.stop - first]
+            for factor in factors:
+                factor.write_to(grads_WP, some)
+            if max_norm is not None:
+                for grad_P, batch in zip(grads_WP, batches[some], strict=True):
+                    shorten(grad_P, max_norm * batch.frames)
+            yield grads_WP, sums_W2[some]
+
+    def factors(
+        self, batches: Sequence[Batch], weights_WP: Tensor | None = None
+    ) -> tuple[list[Factor], Tensor]:
+        """Return workers' gradients as products that are not computed yet; and as `gradients`."""
+        workers, most = len(batches), _most(batches)
         feats_NTF = torch.cat([_padded(batch.feats_BTF, most) for batch in batches])
-        targets = [torch.where(batch.mask_BT, batch.ali_BT, IGNORED) for batch in batches]
-        target_N = torch.cat([_padded(one, most, IGNORED) for one in targets]).flatten()
+        ali_NT = torch.cat([_padded(batch.ali_BT, most) for batch in batches])
+        mask_NT = torch.cat([_padded(batch.mask_BT, most) for batch in batches])
+        target_N = torch.where(mask_NT, ali_NT, IGNORED).flatten()
         passed = _Products(self._layers, workers, weights_WP)
         with rounded(self._precision, feats_NTF.device), passed:
             logits_NS = self._model(feats_NTF).flatten(0, 1).float()
@@ -89,26 +114,19 @@ class Batched:
         correct_N = (logits_NS.detach().argmax(-1) == target_N).to(loss_N.dtype)
         columns = [loss_N.detach(), correct_N]
         sums_W2 = torch.stack([c.unflatten(0, (workers, -1)).sum(1) for c in columns], 1)
-        pairs = list(zip(passed.inputs, deltas, strict=True))
-        if len(self._grads_WP) < (count := min(workers, self._at_once)):
-            self._grads_WP = rows(count, self._size, self._device)
-        for first in range(0, workers, self._at_once):
-            some = slice(first, min(first + self._at_once, workers))
-            grads_WP = self._grads_WP[: some.stop - first]
-            for (weight, bias), pair in zip(passed.slots, pairs, strict=True):
-                input_WNI, delta_WNO = (x.unflatten(0, (workers, -1))[some] for x in pair)
-                weight_WOI, input_WNI = _of_workers(grads_WP, weight), input_WNI.to(delta_WNO.dtype)
-                if delta_WNO.dtype is weight_WOI.dtype:
-                    torch.bmm(delta_WNO.transpose(1, 2), input_WNI, out=weight_WOI)
-                else:
-                    weight_WOI.copy_(torch.bmm(delta_WNO.transpose(1, 2), input_WNI))
-                if bias is not None:
-                    bias_WO = _of_workers(grads_WP, bias)
-                    torch.sum(delta_WNO, 1, dtype=bias_WO.dtype, out=bias_WO)
-            if max_norm is not None:
-                for grad_P, batch in zip(grads_WP, batches[some], strict=True):
-                    shorten(grad_P, max_norm * batch.frames)
-            yield grads_WP, sums_W2[some]
+        factors: list[Factor] = []
+        for (weight, bias), input_NI, delta_NO in zip(
+            passed.slots, passed.inputs, deltas, strict=True
+        ):
+            delta_WNO = delta_NO.unflatten(0, (workers, -1))
+            input_WNI = input_NI.unflatten(0, (workers, -1)).to(delta_WNO.dtype)
+            factors.append(Factor(delta_WNO, input_WNI, weight.offset))
+            if bias is not None:
+                ones_WN1 = input_NI.new_ones(workers, most, 1, dtype=torch.float32)
+                factors.append(Factor(ones_WN1, delta_WNO.float(), bias.offset))
+        factors.sort(key=lambda factor: factor.offset)
+        factors[0].deltas_WNO.masked_fill_(~sums_W2[:, :1, None].isfinite(), torch.nan)
+        return factors, sums_W2
 
 
 class _Products(TorchFunctionMode):
@@ -163,7 +181,10 @@ def rounded(precision: Precision, device: torch.device) -> contextlib.AbstractCo
     return torch.autocast(device.type, torch.bfloat16)
 
 
-def _padded(rows: Tensor, most: int, value: float = 0.0) -> Tensor:
-    if len(rows) == most:
-        return rows
-    return torch.cat([rows, rows.new_full((most - len(rows), *rows.shape[1:]), value)])
+def _most(batches: Sequence[Batch]) -> int:
+    return max(len(batch.ali_BT) for batch in batches)
+
+
+def _padded(rows: Tensor, most: int) -> Tensor:
+    missing = most - len(rows)
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows

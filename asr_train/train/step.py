@@ -117,13 +117,21 @@ def several_gradients(
     found: Iterator[tuple[Tensor, Tensor]] = iter(())
     if some:
         generator_of(bucket.grad_P.device).manual_seed(seed)
+        is_plain = weights_WP is None and state.optim.max_norm is None
+        is_plain &= len(some) == len(batches) and state.method.takes_factors
+        if is_plain and batched.gives_factors(some):
+            factors, sums_W2 = batched.factors(some)
+            learned = [Learned(b.frames, sums_2) for b, sums_2 in zip(some, sums_W2, strict=True)]
+            results = [(Gradient(bucket.grad_P, one.frames), one) for one in learned]
+            results[0][0].factors = factors
+            yield results
+            return
         found = batched.gradients(some, state.optim.max_norm, weights_WP)
     if len(some) < len(batches):
         bucket.zero_grad()
     rest = iter(batches)
     for grads_WP, sums_W2 in found:
-        grads_WP[:, :1].masked_fill_(~sums_W2[:, :1].isfinite(), torch.nan)
-        results: list[Result] = []
+        results = []
         for grad_P, sums_2 in zip(grads_WP, sums_W2, strict=True):
             while (batch := next(rest)) is None:
                 results.append(_nothing(bucket))

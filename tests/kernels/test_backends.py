@@ -9,13 +9,15 @@ import torch
 from kernels.conftest import COMPILED, DEVICE, INTERPRETED, same_bits
 from kernels.in_the_paper import decode_reference, encode_reference
 
-from asr_train.kernels import decode, threshold
+from asr_train.kernels import compiled, decode, threshold
 from asr_train.kernels.backend import Backend, choose, forced, launches
 from asr_train.kernels.threshold import (
+    Factor,
     compress,
     compress_fixed_rows,
     compress_rows,
     from_words,
+    tally_factors,
     tally_rows,
 )
 
@@ -162,6 +164,67 @@ def test_a_tally_of_workers_without_a_minibatch(both, dyadic):
     assert 0 < found[0, 0] < size
     assert same_bits(kept_WP, kept2_WP)
     assert torch.equal(counts_P, counts2_P)
+
+
+def whole_numbers(*shape, seed=0):
+    """Return small integers: their products and sums are exact."""
+    drawn = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed))
+    return drawn.float()
+
+
+def factors_of(workers, frames, layers):
+    """Return a factor for each pair of outputs and inputs; the first is not contiguous."""
+    factors, offset = [], 0
+    for outputs, inputs in layers:
+        deltas_WNO = whole_numbers(workers, frames, outputs, seed=offset)
+        if not factors:
+            deltas_WNO = deltas_WNO.transpose(0, 2).contiguous().transpose(0, 2)
+        inputs_WNI = whole_numbers(workers, frames, inputs, seed=offset + 1)
+        factors.append(Factor(deltas_WNO, inputs_WNI, offset))
+        offset += outputs * inputs
+    return factors, offset
+
+
+@pytest.mark.parametrize("frames", [1, 7, 8, 19])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("odd", [None, float("inf")])
+def test_a_tally_of_factors_is_that_of_their_products(frames, threads, odd, monkeypatch):
+    """Bit for bit where products are exact; rows of residuals lie apart."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(compiled, "GRAIN", 1)
+    factors, size = factors_of(3, frames, [(5, 70), (1, 5), (4, 8), (1, 3)])
+    if odd is not None:
+        factors[2].deltas_WNO[1, -1, -1] = odd
+    residuals_WP = torch.empty(3, size + 16)[:, :size]
+    residuals_WP.copy_(whole_numbers(3, size, seed=9) / 8)
+    grads_WP = torch.empty(3, size)
+    for factor in factors:
+        factor.write_to(grads_WP, slice(3))
+    kept_WP, wanted_WP = torch.empty_like(residuals_WP), torch.empty_like(residuals_WP)
+    counts_P, total_P = torch.ones(size), torch.ones(size)
+    wanted = tally_rows(grads_WP, residuals_WP, 2.5, wanted_WP, total_P)
+    found = tally_factors(factors, residuals_WP, 2.5, kept_WP, counts_P)
+    assert torch.equal(found, wanted)
+    assert found[:, 0].min() > 0
+    assert (found[:, 1] > 0).tolist() == [False, odd is not None, False]
+    assert same_bits(kept_WP, wanted_WP)
+    assert torch.equal(counts_P, total_P)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda f: f[1:], "begins at element 6, but those before it end at 0"),
+        (lambda f: f[:1], "factors have 6 elements, residuals have 10"),
+        (lambda f: [f[0]._replace(inputs_WNI=f[0].inputs_WNI.double()), f[1]], "must be float32"),
+        (lambda f: [f[0]._replace(deltas_WNO=f[0].deltas_WNO[:1]), f[1]], "must be .2, 4, 3"),
+    ],
+)
+def test_factors_that_do_not_make_up_the_gradients_are_refused(change, message):
+    factors, size = factors_of(2, 4, [(3, 2), (2, 2)])
+    residuals_WP = torch.zeros(2, size)
+    with pytest.raises(ValueError, match=message):
+        tally_factors(change(factors), residuals_WP, 1.0, residuals_WP.clone(), torch.zeros(size))
 
 
 def test_arbitrary_values_are_the_references(both):

@@ -10,6 +10,7 @@ from test_workers import CPU, GTC
 from asr_train import schema
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.loopback import Loopback
+from asr_train.kernels import threshold
 from asr_train.model.store import build_model, load_tensors
 from asr_train.shards.batch import Batch
 from asr_train.train import batched, loop
@@ -18,6 +19,7 @@ from asr_train.train.schedule import Schedule
 from asr_train.train.state import RunState
 from asr_train.train.step import one_gradient
 
+UNCODED = {"codec": "packed32", "capacity": "exact"}  # messages that are counted but not made
 NETWORKS = {
     "sigmoid": {},
     "relu": {"nonlinearity": schema.Nonlinearity.relu},
@@ -116,8 +118,8 @@ def test_only_the_worker_whose_gradient_is_not_finite_says_so():
     assert [bool(grad_P.isfinite().all()) for grad_P in grads_WP] == [True, False, True]
 
 
-def trained(folder, splits, virtual, workers=5, **optim):
-    comm = {"method": "gtc", "gtc": {**GTC, "threshold": 0.05}, "virtual": virtual}
+def trained(folder, splits, virtual, workers=5, gtc=GTC, **optim):
+    comm = {"method": "gtc", "gtc": {**gtc, "threshold": 0.05}, "virtual": virtual}
     run = tiny.settings(comm, momentum=0.0, epochs=2, **optim)
     return loop.train(run, *splits, folder, CPU, Loopback(range(workers), CPU))
 
@@ -149,6 +151,50 @@ def test_a_run_is_the_same_up_to_rounding_whatever_is_computed_at_a_time(
     assert dev["a"]["accuracy"] > 0.5  # chance: 1/6
     same = trained(tmp_path / "again", splits, "batched", phases=phases).parent
     assert _weights(same) == _weights(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    "given, steps",
+    [({}, (15, 22)), ({"max_norm": 10.0}, (0, 0)), ({"minibatch_frames": 40}, (1, 2))],
+)
+def test_gradients_of_small_minibatches_are_not_computed(
+    given, steps, splits, tmp_path, monkeypatch
+):
+    """Only if all workers have minibatches, which only an epoch's last may be small enough for."""
+    tallied = []
+    tally = threshold.tally_factors
+    monkeypatch.setattr(threshold, "tally_factors", lambda *of: tallied.append(of[0]) or tally(*of))
+    about = {}
+    for few in (0, 32):
+        monkeypatch.setattr(batched, "FEW", few)
+        found = trained(tmp_path / str(few), splits, "batched", gtc=UNCODED, **given)
+        about[few] = json.loads(found.read_text())["dev"]
+        assert few or not tallied
+    assert about[32]["loss"] == pytest.approx(about[0]["loss"], rel=0.02)
+    assert steps[0] <= len(tallied) <= steps[1]
+    assert all(tuple(factors[0].deltas_WNO.shape[:2]) <= (5, 32) for factors in tallied)
+
+
+def test_a_step_whose_loss_is_not_finite_is_skipped_with_factors_too(splits, tmp_path, monkeypatch):
+    """By all workers; then training goes on."""
+    factors, tally, wrong = Batched.factors, threshold.tally_factors, []
+
+    def damaged(self, batches, *about):
+        if len(wrong) == 1:
+            batches[1].feats_BTF[0] = torch.inf
+        return factors(self, batches, *about)
+
+    def noted(*about):
+        found = tally(*about)
+        wrong.append((found[:, 1] > 0).tolist())
+        return found
+
+    monkeypatch.setattr(Batched, "factors", damaged)
+    monkeypatch.setattr(threshold, "tally_factors", noted)
+    found = trained(tmp_path, splits, "batched", workers=2, gtc=UNCODED)
+    rows = [json.loads(line) for line in (found.parent / "log.jsonl").read_text().splitlines()]
+    assert sum(row.get("skipped", 0) for row in rows) == 1
+    assert wrong[:3] == [[False, False], [False, True], [False, False]]
 
 
 def _weights(folder):
