@@ -2,8 +2,8 @@
 
 A fixed minibatch is divided among K nodes, in two half batches, so that one travels while the other
 is computed. More nodes pay as long as computing takes longer than the exchange; K-hat is where
-T_calc(K) = T_comm(K) (equation 2 of the ICASSP paper). The paper's closed forms come first, then
-the same condition for any cluster and method. Speeds are estimated, not measured.
+T_calc(K) = T_comm(K) (equation 2 of the ICASSP paper). The closed forms of both papers come first,
+then the same condition for any cluster and method. Speeds are estimated, not measured.
 """
 
 import math
@@ -64,7 +64,7 @@ def printed_node(paper: Mapping[str, Any]) -> Node:
     )
 
 
-# --- the paper's closed forms -------------------------------------------------------------------
+# --- the papers' closed forms -------------------------------------------------------------------
 
 
 def alone_seconds(node: Node, frames: float) -> float:
@@ -83,8 +83,36 @@ def data_parallel(
         lambda_conn: times that an exchange of all nodes takes longer than one from peer to peer.
         eta: eta_mbs(N/2K), loss by small half batches.
     """
-    float_seconds = 2 * _exchange(node, value_bytes, lambda_conn)
-    return frames / 2 * node.frame_seconds * eta / (float_seconds - node.update_seconds)
+    exchange = 2 * _exchange(node, value_bytes, lambda_conn)
+    return one_bit(frames, node.frame_seconds * eta, exchange, node.update_seconds)
+
+
+def one_bit(
+    frames: float,
+    frame_seconds: float,
+    exchange_seconds: float,
+    update_seconds: float,
+    post_seconds: float = 0.0,
+    passes: int = 3,
+) -> float:
+    """Return K-hat of the 1-bit paper, whose nodes own 1/K of the parameters each (equation 4).
+
+        N/2K T_frm + C/K T_post + T_upd = T_float/Z
+
+    Infinite if the update alone hides the exchange.
+
+    Args:
+        frames: N, of a minibatch of all nodes.
+        frame_seconds: T_frm.
+        exchange_seconds: T_float/Z; Z is 32 with 1 bit.
+        update_seconds: T_upd, of each node.
+        post_seconds: T_post, divided among the nodes; the ICASSP paper has none.
+        passes: C.
+    """
+    if exchange_seconds <= update_seconds:
+        return math.inf
+    divided = frames / 2 * frame_seconds + passes * post_seconds
+    return divided / (exchange_seconds - update_seconds)
 
 
 def data_parallel_speedup(

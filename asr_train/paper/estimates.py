@@ -347,6 +347,13 @@ def one_bit_table_5() -> Estimates:
     sub = paper["table_1_subbatch"]["rows"][-1]
     alone = {row[0]: row for row in paper["table_5_data_x_model_kfps"]["rows"]}["1x1"]
     wide = replace(read_cluster("k20x_server"), bus_gbit_per_s=224.0)
+    seconds = sub_batch(paper).frame_seconds
+    short, long = (1e-3 * ms for ms in paper["cost"]["comm_over_Z_ms"])
+    least = {
+        frames: [optimum.one_bit(frames, seconds, exchange, 0.0) for exchange in (long, short)]
+        for frames in (2880, 16384)
+    }
+    bounds = " and ".join(f"{a:.0f} to {b:.0f} ({n:,} frames)" for n, (a, b) in least.items())
     return replace(
         found,
         notes=[
@@ -357,6 +364,11 @@ def one_bit_table_5() -> Estimates:
             "One server of eight GPUs: 14 GB/s of all GPUs together are printed for four, and "
             "assumed for eight. Activations of four models then share it; with twice as much, 4x2 "
             f"would reach {_four_by_two(wide):.1f} with 16,384 frames.",
+            "K-hat by equation 4 in closed form, with the printed "
+            f"{1e3 * long:g} to {1e3 * short:g} ms per exchange: at least {bounds} nodes of one "
+            f"GPU, by {1e6 * seconds:.4g} us per frame alone. T_post and T_upd are left out; both "
+            "raise it. The table has at most 16 nodes, so by the printed numbers every "
+            "exchange is hidden.",
         ],
     )
 

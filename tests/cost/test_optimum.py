@@ -16,6 +16,7 @@ from asr_train.cost.optimum import (
     data_parallel_speedup,
     model_parallel,
     model_parallel_speedup,
+    one_bit,
     optimum,
     peer_rate,
     printed_node,
@@ -51,6 +52,28 @@ def node() -> Node:
 def test_data_parallel_k_hat_is_the_papers(node, frames, value_bytes, lambda_conn, eta, nodes):
     found = data_parallel(node, frames, value_bytes, lambda_conn, eta)
     assert found == pytest.approx(nodes, abs=0.006 * nodes)
+
+
+@pytest.mark.parametrize("post", [0.0, 4e-3])
+def test_equation_4_is_where_both_take_the_same_time(post):
+    """conf/papers has no printed K-hat of the 1-bit paper: the condition that equation 4 solves.
+
+    T_float/Z is the printed 10 ms, and T_frm that of table 1 with 8,192 frames.
+    """
+    frames, frame, exchange, update = 2880, 114e-6, 10e-3, 2e-3
+    found = one_bit(frames, frame, exchange, update, post)
+    half = crossing(lambda k: (frames / 2 * frame + 3 * post) / k + update, lambda k: exchange)
+    assert found == pytest.approx(half, rel=1e-5)
+    assert one_bit(frames, frame, exchange, exchange, post) == math.inf
+
+
+def test_equation_4_is_the_condition_of_the_plan():
+    """There a node keeps its own part: (K - 1)/K of all is sent, as if T_post were the rest."""
+    slow = flat(0.08, encode_ns=1.0, decode_ns=10.0, exchange_ms=20.0)  # 10 MB/s
+    found = optimum(slow, WORK, 8000, block_steps=200).nodes[Traffic.onebit]
+    whole = 2 * 4e7 / 32 / 1e7
+    closed = one_bit(8000, 1e-4, whole + 0.02, 0.01 + 2 * 0.01, whole / 3)
+    assert found == pytest.approx(closed, rel=1e-5)
 
 
 def test_model_parallel_k_hat_is_the_papers(node):

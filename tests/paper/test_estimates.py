@@ -72,6 +72,13 @@ def test_the_committed_table_is_todays(table):
         assert then["ours"]["value"] == pytest.approx(now["ours"]["value"], rel=1e-4)
 
 
+def test_k_hat_of_one_bit_is_bounded_by_what_is_printed():
+    """N/2 T_frm over T_float/Z: 1,440 and 8,192 frames of 112.9 us in 10 and in 3 ms."""
+    notes = estimated(ONE_BIT, "table_5_data_x_model_kfps", "", ABOUT)["notes"]
+    bounds = "at least 16 to 54 (2,880 frames) and 92 to 308 (16,384 frames) nodes of one GPU"
+    assert any(bounds in note for note in notes)
+
+
 def test_make_makes_a_table_without_any_corpus(tmp_path):
     folder = ROOT / "recipes" / ONE_BIT
     asked = ["TABLES=table1", f"W={tmp_path / 'work'}", f"PY={sys.executable}"]
