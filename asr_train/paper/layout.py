@@ -17,7 +17,7 @@ from asr_train.paper.claims import (
     signed,
 )
 from asr_train.paper.hours import SET_FRAMES
-from asr_train.paper.ratios import MOST_OFF, RATIOS, off
+from asr_train.paper.ratios import MOST_OFF, RATIOS, off, unexplained
 from asr_train.provenance import made
 from asr_train.report.exchange import DASH, NUMBERS, digits, text
 from asr_train.report.tables import aligned, as_markdown
@@ -228,6 +228,7 @@ def plain(table: TableDict) -> str:
         + explanation
         + (f"claims of the paper:\n{aligned(claims)}" if claims else "")
         + (f"ratios, the paper's / ours:\n{aligned(ratios)}" if ratios else "")
+        + "".join(f"{line}\n" for line in _warnings(table))
     )
 
 
@@ -260,7 +261,18 @@ def _ratios_markdown(table: TableDict) -> str:
         if found["why"]
     }
     explanation = f"The paper's / ours. †: more than {MOST_OFF:g} times off; reasons are below."
-    return "\n#" + as_markdown("Ratios", lines[0], lines[1:], [explanation, *sorted(reasons)])
+    said = [explanation, *sorted(reasons), *_warnings(table)]
+    return "\n#" + as_markdown("Ratios", lines[0], lines[1:], said)
+
+
+def _warnings(table: TableDict) -> list[str]:
+    """Return a line for each ratio that lacks a reason: it was measured, after training."""
+    return [
+        f"warning: {missing}"
+        for row in rows_shown(table)
+        for name, both in row.get("ratios", {}).items()
+        if (missing := unexplained(row["label"], name, both))
+    ]
 
 
 def notes(table: TableDict) -> list[str]:

@@ -177,16 +177,26 @@ def compared(
     for name in names:
         if name not in paper or name not in ours:
             continue
-        times = off(paper[name], ours[name])
-        if times > MOST_OFF and name not in reasons:
-            raise SettingsError(
-                f"row {label}: {RATIOS[name].words} is {ours[name]:.3g}, where the paper has "
-                f"{paper[name]:.3g}: {times:.0f} times off, which changes what the row shows; "
-                f"change the scale's settings, or state the reason as unlike.{name} of the scale "
-                "or row"
-            )
         found[name] = {"paper": paper[name], "ours": ours[name], "why": reasons.get(name)}
+        if missing := unexplained(label, name, found[name]):
+            raise SettingsError(missing)
     return found
+
+
+def unexplained(label: str, name: str, both: Mapping[str, Any]) -> str | None:
+    """Return what to do about a row's ratio that is more than MOST_OFF times off, else None.
+
+    Args:
+        both: the values and the reason, as `compared` returns them; with a reason, all is well.
+    """
+    times = off(both["paper"], both["ours"])
+    if times <= MOST_OFF or both["why"] is not None:
+        return None
+    return (
+        f"row {label}: {RATIOS[name].words} is {both['ours']:.3g}, where the paper has "
+        f"{both['paper']:.3g}: {times:.0f} times off, which changes what the row shows; change the "
+        f"scale's settings, or state the reason as unlike.{name} of the scale or row"
+    )
 
 
 def off(paper: float, ours: float) -> float:

@@ -214,6 +214,21 @@ def test_elements_sent_per_epoch_are_the_printed_and_the_measured_ones(tmp_path)
     assert f"- {RATIOS['quanta'].words}: few parameters" in markdown(content)
 
 
+def test_elements_sent_that_are_ten_times_off_without_a_reason_are_named_after_training(tmp_path):
+    """A row with 100 times as many elements as printed keeps its results, with a warning."""
+    row = {"run": "gtc", "set": {"comm.workers": 40}, "paper": {"tau": 4.0}}
+    warning = "warning: row 4.0: elements sent per parameter, worker and epoch is 1.2e+03, "
+    for reasons in ({}, {"quanta": "few parameters"}):
+        row["unlike"] = reasons
+        table = a_table(tmp_path, "strom2015", "table_3_threshold", [row])
+        content = tabulated(table, all_finished(table, density=30.0))
+        for shown in (markdown(content), plain(content)):
+            said = [line for line in shown.splitlines() if warning in line]
+            assert len(said) == (0 if reasons else 1)
+            assert all("has 11.8: 102 times off" in line for line in said)
+            assert all("state the reason as unlike.quanta of the" in line for line in said)
+
+
 def test_rows_that_share_a_run_keep_their_own_numbers_of_the_paper():
     about = paper("strom2015")
     rows = [RowSettings(run="gtc", set={"comm.workers": n}) for n in (5, 10)]
