@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+from asr_train import compose
+from asr_train.files import read_yaml
+from asr_train.paper.rows import PaperSettings, RowSettings, run_of
+from asr_train.schema import load, plain
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "scripts"
 
 
 @pytest.fixture
@@ -112,6 +118,36 @@ def test_runs_are_those_of_the_papers(gpu, tmp_path):
             _, _, _, base, path, *overrides = part.commands[0]
             gpu.write_settings(base, path, *overrides)
             assert Path(path).read_text().startswith("model:")
+
+
+@pytest.mark.parametrize(
+    "piece, label, paper, run, values",
+    [
+        ("d", "40 workers, tau 9", "strom2015", "gtc_async", {"comm.gtc.threshold": 9.0}),
+        ("e", "gtc, 128 workers", "ladkat2019", "gtc", {}),
+        ("e", "bmuf, 128 workers", "ladkat2019", "bmuf", {}),
+        ("e", "bmuf_gtc, 16 workers", "ladkat2019", "bmuf_gtc", {}),
+    ],
+)
+def test_runs_have_the_settings_of_medium(
+    gpu, tmp_path, monkeypatch, piece, label, paper, run, values
+):
+    """But for the number of workers and of epochs, the precision and the checkpoints."""
+    monkeypatch.setattr(gpu, "HAS_GPU", True)  # else sizes are those of a check
+    part = next(one for one in gpu.PIECES[piece][1](tmp_path) if one.name == label)
+    _, _, _, base, path, *overrides = part.commands[0]
+    gpu.write_settings(base, path, *overrides)
+    about = load(PaperSettings, ROOT / "recipes" / paper / "paper.yaml")
+    row = run_of(RowSettings(run=run, set={"comm.workers": 16, **values}), about, "medium", 1)
+    ours, theirs = (
+        {**content["comm"], **content["optim"]}
+        for content in (
+            read_yaml(path),
+            plain(compose.settings(row.base, list(row.overrides)).run),
+        )
+    )
+    own = {"workers", "epochs", "precision", "checkpoint_steps", "keep_checkpoints", "keep_epochs"}
+    assert {key for key in ours | theirs if ours.get(key) != theirs.get(key)} <= own
 
 
 def test_a_log_whose_last_steps_were_skipped_is_summarised(gpu, tmp_path):
