@@ -25,8 +25,10 @@ GMMS   ?= mono tri
 # 30,000 words, of commands' 60 voices: a difference of 2 % relative is visible.
 TEST_HOURS ?= $(if $(filter tiny,$(SCALE)),,2.6)
 endif
+# SCALE=tiny makes only the paper's own by default, so that it takes minutes
+OWN_TABLES := $(if $(filter tiny,$(SCALE)),table% figure% estimates,%)
 # CONDITIONS_TABLE: the test sets of a table that has several, of those that only commands has
-TABLES ?= $(filter-out paper $(if $(filter commands,$(CORPUS)),,$(CONDITIONAL)),$(basename $(notdir $(wildcard $(CURDIR)/*.yaml))))
+TABLES ?= $(filter $(OWN_TABLES),$(filter-out paper $(if $(filter commands,$(CORPUS)),,$(CONDITIONAL)),$(basename $(notdir $(wildcard $(CURDIR)/*.yaml)))))
 CONDITIONAL := $(patsubst CONDITIONS_%,%,$(filter CONDITIONS_%,$(.VARIABLES)))
 W      ?= work-$(SCALE)$(addprefix -,$(filter-out commands,$(CORPUS)))
 PAPER  := $(notdir $(CURDIR))
@@ -75,6 +77,7 @@ endif
 
 ## In a paper's folder, or from the root as `make PAPER` and `make PAPER-TABLE`:
 ##   SCALE=tiny, small, medium, full    TABLES='table2 figure1'    CORPUS=recipe whose speech to use
+##                              (default: all; tiny: only the paper's own)
 ##   SEEDS='1 2'                of all rows, instead of those in the tables' files: SEEDS=1 takes the least time
 ##   PARALLEL=runs trained at once   RESULTS=folder to copy the tables, and the records of their runs, to
 ##   RECORDS=folder of records: these runs are not trained (results/PAPER/records, or another machine's)

@@ -253,6 +253,15 @@ def test_an_unknown_table_stops_make_and_says_what_there_is(make, tmp_path):
         make("strom2015", tmp_path / "w", "TABLES=table7")
 
 
+def test_tiny_has_the_papers_own_tables_unless_others_are_named(make, tmp_path):
+    def tables(*arguments: str) -> set[str]:
+        said = make("ladkat2019", tmp_path / "w", "-n", *arguments, "paper-tables")
+        return set(re.findall(r"/tables/ladkat2019-(\w+)\.md", said))
+
+    assert tables() == {"table1", "table2", "table3", "figure2"}
+    assert tables("TABLES=table3 epochs_groups") == {"table3", "epochs_groups"}
+
+
 def test_realigned_rows_and_several_test_sets(make, tmp_path):
     """Table 6: a run learns its own alignments, and is decoded under every condition."""
     work = tmp_path / "w"
