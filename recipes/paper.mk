@@ -131,11 +131,12 @@ endif
 # What the papers print, and the clusters that are simulated
 PRINTED := $(wildcard $(ROOT)/conf/papers/*.yaml $(ROOT)/conf/cluster/*.yaml)
 records_of = $(patsubst %,$(call from_root,$(RECORDS))/%.jsonl,$(filter $(RECORDED),$(NAMED_$1)))
-define paper_rule # $1 is the table
+# $1 is the table. Patterns have the dot of its name: table2% would also be table2_relu
+define paper_rule
 $W/tables/$(PAPER)-$1.ratios%json: $(CURDIR)/$1.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(CURDIR)/paper.yaml \
   $(foreach n,$(NAMED_$1),$(if $(findstring /epochs/,$n),,$C/run/$(n:%-realign1=%).yaml))
 	$Q$$(PY) $$S/ratios.py '$$(SCALE_SEEDS)' $$(wordlist 1,2,$$^) $$C/run $$@
-$W/tables/$(PAPER)-$1%md: $(CURDIR)/$1.yaml $W/tables/$(PAPER)-$1.ratios.json $C/score.yaml $C/decode.yaml \
+$W/tables/$(PAPER)-$1.m%: $(CURDIR)/$1.yaml $W/tables/$(PAPER)-$1.ratios.json $C/score.yaml $C/decode.yaml \
   $(CURDIR)/paper.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(call records_of,$1) \
   $(foreach r,$(call to_train,$(NAMED_$1)),$W/exp/$r/model.json $(patsubst %,$W/exp/$r/score.%.json,$(call tests_of,$1))) \
   $C/recorded.yaml $(PRINTED)

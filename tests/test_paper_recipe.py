@@ -262,6 +262,16 @@ def test_tiny_has_the_papers_own_tables_unless_others_are_named(make, tmp_path):
     assert tables("TABLES=table3 epochs_groups") == {"table3", "epochs_groups"}
 
 
+def test_each_table_is_made_of_its_own_file(make, tmp_path):
+    """Also where one's name begins with another's."""
+    asked = ("-n", "SEEDS=1", "TABLES=table2 table2_relu table2_svd", "paper-tables")
+    said = make("seide2014_1bit", tmp_path / "w", *asked)
+    made = re.findall(r"paper\.py '\S+' \S+/(\w+)\.yaml .*/seide2014_1bit-(\w+)\.md", said)
+    assert sorted(made) == [(name, name) for name in ("table2", "table2_relu", "table2_svd")]
+    kinds = {re.search("relu-|-rank|$", run)[0] for run in trained(said)}
+    assert kinds == {"", "relu-", "-rank"}
+
+
 def test_realigned_rows_and_several_test_sets(make, tmp_path):
     """Table 6: a run learns its own alignments, and is decoded under every condition."""
     work = tmp_path / "w"
