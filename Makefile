@@ -54,8 +54,12 @@ $(RECIPES): .venv/.ready
 ##                                 simulated in seconds, the others train
 $(PAPERS): .venv/.ready
 	@$(MAKE) -C recipes/$@ paper $(FOLDERS)
-$(foreach p,$(PAPERS),$p-%): .venv/.ready
-	@$(MAKE) -C recipes/$(firstword $(subst -, ,$@)) paper TABLES=$* $(FOLDERS)
+# A rule for each: make takes all patterns of one rule, with the same stem, for made at once
+define table_rule # $1 is the paper
+$1-%: .venv/.ready
+	@$$(MAKE) -C recipes/$1 paper TABLES=$$* $$(FOLDERS)
+endef
+$(foreach p,$(PAPERS),$(eval $(call table_rule,$p)))
 
 check: .venv/.ready
 	@$(MAKE) -C recipes/$(if $(CORPUS_DIR),$(RECIPE:digits=folder),$(RECIPE)) $@ $(FOLDERS)

@@ -28,8 +28,12 @@ endif
 # SCALE=tiny makes only the paper's own by default, so that it takes minutes
 OWN_TABLES := $(if $(filter tiny,$(SCALE)),table% figure% estimates,%)
 # CONDITIONS_TABLE: the test sets of a table that has several, of those that only commands has
-TABLES ?= $(filter $(OWN_TABLES),$(filter-out paper $(if $(filter commands,$(CORPUS)),,$(CONDITIONAL)),$(basename $(notdir $(wildcard $(CURDIR)/*.yaml)))))
 CONDITIONAL := $(patsubst CONDITIONS_%,%,$(filter CONDITIONS_%,$(.VARIABLES)))
+ALL_TABLES := $(filter-out paper $(if $(filter commands,$(CORPUS)),,$(CONDITIONAL)),$(basename $(notdir $(wildcard $(CURDIR)/*.yaml))))
+TABLES ?= $(or $(filter $(OWN_TABLES),$(ALL_TABLES)),$(ALL_TABLES))
+ifeq ($(strip $(TABLES)),)
+$(error TABLES is empty, so that there is nothing to make; it may be $(ALL_TABLES))
+endif
 W      ?= work-$(SCALE)$(addprefix -,$(filter-out commands,$(CORPUS)))
 PAPER  := $(notdir $(CURDIR))
 PY     ?= $(or $(wildcard $(ROOT)/.venv/bin/python),python)

@@ -330,8 +330,9 @@ $W/exp/%/score.$1.json: $W/exp/%/hyp.$1.jsonl $W/manifests/$1.jsonl.gz $C/score.
 	$Q$$(PY) $S/score.py $$^ $$@
 endef
 $(foreach s,$(EVAL),$(eval $(call eval_rules,$s)))
-define scales_rule # $1 is the run, $2 the split
-$W/exp/$1/hyp.$2%jsonl: $W/exp/$1/model.json $W/exp/$(or $(SCALES),$(firstword $(subst /, ,$1)))/tuned.json \
+# $1 is the run, $2 the split; with its dot: the pattern hyp.test% would also be hyp.test_room
+define scales_rule
+$W/exp/$1/hyp.$2.json%: $W/exp/$1/model.json $W/exp/$(or $(SCALES),$(firstword $(subst /, ,$1)))/tuned.json \
   $W/lang/index.json $W/feats/$2.jsonl.gz $C/scales/$1.yaml
 	$Q$$(PY) $$S/decode.py $$^ $$@
 endef

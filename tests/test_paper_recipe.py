@@ -46,6 +46,9 @@ def make(python) -> Callable[..., str]:
     return call
 
 
+TABLE_6 = ("SEEDS=1", "TABLES=table6")
+
+
 def trained(said: str) -> list[str]:
     """Return the runs that make trained."""
     return re.findall(r"train\.py .*/exp/([^/ ]+)/model\.json", said)
@@ -270,6 +273,44 @@ def test_each_table_is_made_of_its_own_file(make, tmp_path):
     assert sorted(made) == [(name, name) for name in ("table2", "table2_relu", "table2_svd")]
     kinds = {re.search("relu-|-rank|$", run)[0] for run in trained(said)}
     assert kinds == {"", "relu-", "-rank"}
+
+
+def test_tables_of_the_same_name_of_two_papers_are_both_made():
+    named = ("strom2015-table2", "ladkat2019-table2")
+    command = ["make", "-C", str(ROOT), "-n", "-o", ".venv/.ready", "MAKE=echo", *named]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for paper in ("strom2015", "ladkat2019"):
+        assert f"echo -C recipes/{paper} paper TABLES=table2" in said
+
+
+def test_a_paper_without_tables_of_its_own_names_makes_all(make, tmp_path):
+    """At SCALE=tiny; and no table at all is an error."""
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes", ignore=shutil.ignore_patterns("work*"))
+    for part in ("asr_train", "scripts", "conf"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    folder = tmp_path / "recipes" / "strom2015"
+    for table in folder.glob("*[0-9].yaml"):
+        table.unlink()
+    said = make(str(folder), tmp_path / "w", "-n", "paper-tables")
+    assert set(re.findall(r"/tables/strom2015-(\w+)\.md", said)) == {"seeds", "staleness"}
+    with pytest.raises(AssertionError, match=r"TABLES is empty.* it may be seeds staleness"):
+        make(str(folder), tmp_path / "w", "-n", "TABLES=", "paper")
+
+
+def test_a_test_set_whose_name_begins_with_anothers_is_decoded(make, tmp_path):
+    """Where the features of the other alone are there already."""
+    work = tmp_path / "w"
+    named = make("seide2014_1bit", work, "-n", "CORPUS=commands", *TABLE_6, "paper-tables")
+    row = next(run for run in trained(named) if "workers" in run and "realign" in run)
+    baseline = trained(named)[0]
+    made = [f"feats/{split}.jsonl.gz" for split in ("train", "dev", "test")]
+    made += [f"exp/{run}/model.json" for run in (row, baseline)]
+    for path in (*made, "lang/index.json", f"exp/{baseline}/tuned.json"):
+        (work / path).parent.mkdir(parents=True, exist_ok=True)
+        (work / path).touch()
+    goal = str(work / "exp" / row / "hyp.test_room.jsonl")
+    said = make("seide2014_1bit", work, "-n", "CORPUS=commands", *TABLE_6, goal)
+    assert re.search(r"decode\.py .*/feats/test_room\.jsonl\.gz .*hyp\.test_room", said)
 
 
 def test_realigned_rows_and_several_test_sets(make, tmp_path):

@@ -178,7 +178,7 @@ class Gtc(Reducer):
         for worker, gradient in zip(self.exchange.local, gradients, strict=True):
             if not left:
                 factors = gradient.factors
-                left = len(_rows(gradient) if factors is None else factors[0].deltas_WNO)
+                left = len(_rows(gradient) if factors is None else factors[0].inputs_WNI)
                 first = worker - self.exchange.local[0]
                 places = slice(first, first + left)
                 vectors = self._residuals_WP[places], self.tau, self._spare.kept_WP[places]

@@ -6,14 +6,43 @@ Knows nothing of networks, shards or how weights are updated.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from asr_train.comm.exchange import Exchange, hosted
 from asr_train.kernels import decode
-from asr_train.kernels.threshold import Factor
+
+
+class Factor(NamedTuple):
+    """A part of several workers' gradients, as a product of matrices that is not computed yet.
+
+    A worker's part is the transposed deltas times the inputs, row by row [O I] from `offset` on.
+    """
+
+    deltas_WNO: Tensor | None  # by worker and frame, gradients of a layer's outputs; None: a one
+    inputs_WNI: Tensor  # what entered the layer, of the same type; of a bias, its own deltas
+    offset: int  # elements
+
+    @property
+    def outputs(self) -> int:
+        return 1 if self.deltas_WNO is None else self.deltas_WNO.shape[2]
+
+    def write_to(self, grads_WP: Tensor, workers: slice) -> None:
+        """Compute the part of some workers' gradients, float32, rows of `grads_WP`."""
+        inputs_WNI = self.inputs_WNI[workers]
+        size = self.outputs * inputs_WNI.shape[2]
+        part_WP = grads_WP[:, self.offset : self.offset + size]
+        if self.deltas_WNO is None:
+            torch.sum(inputs_WNI, 1, dtype=part_WP.dtype, out=part_WP)
+            return
+        deltas_WON = self.deltas_WNO[workers].transpose(1, 2)
+        part_WOI = part_WP.unflatten(1, (self.outputs, -1))
+        if part_WOI.dtype is deltas_WON.dtype:
+            torch.bmm(deltas_WON, inputs_WNI, out=part_WOI)
+        else:
+            part_WOI.copy_(torch.bmm(deltas_WON, inputs_WNI))
 
 
 @dataclass(slots=True)

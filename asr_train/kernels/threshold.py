@@ -139,35 +139,13 @@ def tally_rows(
     return torch.from_numpy(np.stack([sent, len(counts_P) - finite], 1))
 
 
-class Factor(NamedTuple):
-    """A part of several workers' gradients, as a product of matrices that is not computed yet.
-
-    A worker's part is the transposed deltas times the inputs, row by row [O I] from `offset` on.
-    """
-
-    deltas_WNO: Tensor  # by worker and frame, gradients of a layer's outputs
-    inputs_WNI: Tensor  # what entered the layer, of the same type
-    offset: int  # elements
-
-    def write_to(self, grads_WP: Tensor, workers: slice) -> None:
-        """Compute the part of some workers' gradients, float32, rows of `grads_WP`."""
-        deltas_WON, inputs_WNI = self.deltas_WNO[workers].transpose(1, 2), self.inputs_WNI[workers]
-        shape = deltas_WON.shape[1], inputs_WNI.shape[2]
-        part_WP = grads_WP[:, self.offset : self.offset + shape[0] * shape[1]]
-        part_WOI = part_WP.unflatten(1, shape)
-        if part_WOI.dtype is deltas_WON.dtype:
-            torch.bmm(deltas_WON, inputs_WNI, out=part_WOI)
-        else:
-            part_WOI.copy_(torch.bmm(deltas_WON, inputs_WNI))
-
-
 def takes_factors(counts_P: Tensor) -> bool:
     """Return whether `tally_factors` has a kernel for these counts."""
     return choose(counts_P) is Backend.cpu
 
 
 def tally_factors(
-    factors: Sequence[Factor],
+    factors: Sequence[tuple[Tensor | None, Tensor, int]],
     residuals_WP: Tensor,
     threshold: float,
     kept_WP: Tensor,
@@ -178,7 +156,9 @@ def tally_factors(
     Products are sums in the order of frames, each term added with one rounding. On a CPU only.
 
     Args:
-        factors: float32, together the gradients of all rows.
+        factors: deltas [W, N, O] by worker and frame (None: ones, [W, N, 1]), inputs [W, N, I], and
+            an offset each, all float32: a row's gradient has the transposed deltas times the inputs
+            there, row by row. Together they are the gradients of all rows.
     Raises:
         ValueError: as `compress`; if the factors are not float32, or of other workers or elements.
     """
@@ -188,32 +168,33 @@ def tally_factors(
     check_same(where, counts_P=counts_P, kept_P=kept_WP[0])
     workers, size = kept_WP.shape
     covered = 0
-    for factor in factors:
-        wide = factor.inputs_WNI.shape[2]
-        check_shape("deltas_WNO", factor.deltas_WNO, workers, *factor.deltas_WNO.shape[1:])
-        check_shape("inputs_WNI", factor.inputs_WNI, *factor.deltas_WNO.shape[:2], wide)
-        if not factor.deltas_WNO.dtype == factor.inputs_WNI.dtype == torch.float32:
+    matrices = []
+    for deltas_WNO, inputs_WNI, offset in factors:
+        frames = inputs_WNI.shape[1]
+        if deltas_WNO is None:
+            deltas_WNO = inputs_WNI.new_ones(workers, frames, 1)
+        check_shape("inputs_WNI", inputs_WNI, workers, frames, None)
+        check_shape("deltas_WNO", deltas_WNO, workers, frames, None)
+        if not deltas_WNO.dtype == inputs_WNI.dtype == torch.float32:
             raise ValueError(
-                f"{where}: a factor is {factor.deltas_WNO.dtype} and {factor.inputs_WNI.dtype}; "
+                f"{where}: a factor is {deltas_WNO.dtype} and {inputs_WNI.dtype}; "
                 "both matrices must be float32"
             )
-        if factor.offset != covered:
+        if offset != covered:
             raise ValueError(
-                f"{where}: a factor begins at element {factor.offset}, but those before it end at "
+                f"{where}: a factor begins at element {offset}, but those before it end at "
                 f"{covered}; sort factors by offset, without gaps"
             )
-        covered += factor.deltas_WNO.shape[2] * wide
+        matrices.append([m.detach().contiguous().numpy() for m in (deltas_WNO, inputs_WNI)])
+        covered += deltas_WNO.shape[2] * inputs_WNI.shape[2]
     if covered != size:
         raise ValueError(f"{where}: factors have {covered} elements, residuals have {size}")
     from asr_train.kernels import compiled
 
     residuals, kept, counts = (v.detach().numpy() for v in (residuals_WP, kept_WP, counts_P))
     found = np.zeros((2, workers), np.int64)
-    for factor in factors:
-        deltas, inputs = (m.detach().contiguous().numpy() for m in factor[:2])
-        found += compiled.tally_products(
-            deltas, inputs, factor.offset, residuals, kept, counts, threshold
-        )
+    for (deltas, inputs), (_, _, offset) in zip(matrices, factors, strict=True):
+        found += compiled.tally_products(deltas, inputs, offset, residuals, kept, counts, threshold)
     return torch.from_numpy(np.stack([found[0], size - found[1]], 1))
 
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from asr_train.comm.bucket import Bucket, Slot, rows, shorten
-from asr_train.kernels.threshold import Factor
+from asr_train.comm.reducers import Factor
 from asr_train.model.loss import IGNORED
 from asr_train.model.store import Model
 from asr_train.schema import Precision
@@ -114,6 +114,8 @@ class Batched:
         correct_N = (logits_NS.detach().argmax(-1) == target_N).to(loss_N.dtype)
         columns = [loss_N.detach(), correct_N]
         sums_W2 = torch.stack([c.unflatten(0, (workers, -1)).sum(1) for c in columns], 1)
+        wrong_W11 = ~sums_W2[:, :1, None].isfinite()
+        deltas[0].unflatten(0, (workers, -1)).masked_fill_(wrong_W11, torch.nan)
         factors: list[Factor] = []
         for (weight, bias), input_NI, delta_NO in zip(
             passed.slots, passed.inputs, deltas, strict=True
@@ -122,11 +124,8 @@ class Batched:
             input_WNI = input_NI.unflatten(0, (workers, -1)).to(delta_WNO.dtype)
             factors.append(Factor(delta_WNO, input_WNI, weight.offset))
             if bias is not None:
-                ones_WN1 = input_NI.new_ones(workers, most, 1, dtype=torch.float32)
-                factors.append(Factor(ones_WN1, delta_WNO.float(), bias.offset))
-        factors.sort(key=lambda factor: factor.offset)
-        factors[0].deltas_WNO.masked_fill_(~sums_W2[:, :1, None].isfinite(), torch.nan)
-        return factors, sums_W2
+                factors.append(Factor(None, delta_WNO, bias.offset))
+        return sorted(factors, key=lambda factor: factor.offset), sums_W2
 
 
 class _Products(TorchFunctionMode):

@@ -172,7 +172,7 @@ def test_gradients_of_small_minibatches_are_not_computed(
         assert few or not tallied
     assert about[32]["loss"] == pytest.approx(about[0]["loss"], rel=0.02)
     assert steps[0] <= len(tallied) <= steps[1]
-    assert all(tuple(factors[0].deltas_WNO.shape[:2]) <= (5, 32) for factors in tallied)
+    assert all(tuple(factors[0].inputs_WNI.shape[:2]) <= (5, 32) for factors in tallied)
 
 
 def test_a_step_whose_loss_is_not_finite_is_skipped_with_factors_too(splits, tmp_path, monkeypatch):
