@@ -10,6 +10,7 @@ and depend on unrelated settings. So the exchange takes place once per step, whe
 ready. GTC's threshold is in units of a rank's own gradient.
 """
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -51,7 +52,8 @@ class ReducerHook(ABC):
         loss_scale: factor that the loss was multiplied by (`GradScaler.get_scale()`); set it before
             backward. If any rank's gradient is not finite, all ranks get NaN, so that a GradScaler
             skips the step everywhere; residuals stay unchanged.
-        sent: bits, elements and overflows of this rank so far.
+        sent: bits, elements and overflows of this rank so far, and the bits that it received from
+            others: a plain all-reduce's counted as those of a ring.
     Raises:
         ValueError: if a parameter is not float32, there are more than messages can number, or this
             rank is not in the group.
@@ -119,6 +121,8 @@ class ReducerHook(ABC):
         if is_dense:
             state.sent.bits += 8 * bucket.buffer().nbytes
             state.sent.elements += bucket.buffer().numel()
+            with state._received() as exchange:
+                exchange.count_sum(bucket.buffer().numel(), exchange.members, bucket.buffer().dtype)
             return allreduce_hook(state._group, bucket)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         for parameter, grad in _shaped(bucket):
@@ -131,7 +135,9 @@ class ReducerHook(ABC):
     def _exchange(self) -> None:
         if self._max_norm is not None:
             shorten(self._grad_P, self._max_norm)
-        update = self._reducer.reduce([Gradient(self._grad_P, frames=1)], {self._rank: self.sent})
+        gradient = Gradient(self._grad_P, frames=1)
+        with self._received():
+            update = self._reducer.reduce([gradient], {self._rank: self.sent})
         total_P = self._grad_P.fill_(torch.nan) if update is None else dense(update)
         total_P.mul_(self.loss_scale / self._ranks)
         waiting, self._waiting = self._waiting, []
@@ -155,6 +161,13 @@ class ReducerHook(ABC):
             # DDP itself sets .grad of those that another rank used, at the end of backward
             at_end = torch.autograd.Variable._execution_engine.queue_callback
             at_end(lambda: at_end(lambda: _set_missing(unused)))  # after DDP's own callback
+
+    @contextlib.contextmanager
+    def _received(self) -> Iterator[Exchange]:
+        """Count what this rank receives inside."""
+        before = self._processes.received_bits[self._rank]
+        yield self._processes
+        self.sent.received_bits += self._processes.received_bits[self._rank] - before
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residual and what else its next step depends on; save all ranks'.

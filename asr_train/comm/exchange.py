@@ -78,6 +78,13 @@ class Exchange(Timed, ABC):
         for worker in workers or self.local:
             self.received_bits[worker] += 8 * (len(self) - 1) * message_bytes
 
+    def count_sum(self, size: int, senders: Sequence[int], wire: torch.dtype) -> None:
+        """Count what local workers receive while vectors of these senders are added up."""
+        for worker in self.local:
+            own = len(hosted(size, worker - self.members[0], len(self)))
+            others = len(senders) - (worker in senders)
+            self.received_bits[worker] += 8 * wire.itemsize * (others * own + size - own)
+
     def __len__(self) -> int:
         return len(self.members)
 
@@ -155,10 +162,7 @@ class Exchange(Timed, ABC):
             wire: type that vectors, and then their sum, are rounded to before they are sent.
         """
         senders = list(self.members) if senders is None else list(senders)
-        for worker in self.local:
-            own = len(hosted(size, worker - self.members[0], len(self)))
-            others = len(senders) - (worker in senders)
-            self.received_bits[worker] += 8 * wire.itemsize * (others * own + size - own)
+        self.count_sum(size, senders, wire)
         return self._sum(vectors, size, senders, wire)
 
     def numbers(self, rows: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -119,7 +119,7 @@ def measured(run: Trained) -> Row:
         "dev_accuracy": dev[-1]["dev_accuracy"] if dev else None,
         "message_bytes": message_bytes or None,
         "message_bytes_a_minibatch": message_bytes / sending or None,
-        **_received(sums("received_bits") / 8, total, parameters, run.about["workers"]),
+        **received(sums("received_bits") / 8, total, parameters, run.about["workers"]),
         "compression_ratio": None,
         "bits_an_element": None,
         "elements_a_minibatch": elements / sending or None,
@@ -167,15 +167,19 @@ def _parameters(rows: Iterable[Row]) -> int | None:
     return next((round(ratio * bits / 32) for ratio, bits in ratios if ratio is not None), None)
 
 
-def _received(received_bytes: float, steps: int, parameters: int | None, workers: int) -> Row:
+def ring_bytes(vector_bytes: float, workers: int) -> float:
+    """Return what each worker receives while a ring all-reduce adds up the workers' vectors."""
+    return 2 * (workers - 1) / workers * vector_bytes
+
+
+def received(received_bytes: float, steps: int, parameters: int | None, workers: int) -> Row:
     """Return `RECEIVED`, of a worker's bytes in all steps; None where nothing arrived."""
     if not received_bytes:
         return dict.fromkeys(RECEIVED)
     assert parameters is not None
-    ring_bytes = 2 * (workers - 1) / workers * BF16_BYTES * parameters * steps
     numbers = (
         received_bytes / steps,
-        ring_bytes / received_bytes,
+        steps * ring_bytes(BF16_BYTES * parameters, workers) / received_bytes,
         workers * received_bytes,
         8 * received_bytes / 1e9 / 60,
     )

@@ -5,8 +5,9 @@
 A torchaudio Conformer learns the state of each frame, by plain DDP, by torch's allreduce, fp16 and
 PowerSGD hooks, by 1-bit SGD and by GTC; and without DDP, by torch's post-local SGD and by block
 momentum. Each begins with the same weights and sees the same minibatches. Writes OUTPUT.md and
-OUTPUT.json: loss, bytes that a process writes to its sockets, time per step. What a script of your
-own needs is in the functions named `by_`, and `loss.backward()` stays as it is.
+OUTPUT.json: loss, bytes that a process writes to its sockets, bytes that it receives, time per
+step. What a script of your own needs is in the functions named `by_`, and `loss.backward()` stays
+as it is.
 """
 
 import argparse
@@ -30,9 +31,10 @@ from torch.optim import Optimizer
 from torchaudio.models import Conformer
 
 from asr_train.comm.block_optimizer import BlockMomentum
-from asr_train.comm.ddp_hook import GtcHook, OneBitHook
+from asr_train.comm.ddp_hook import GtcHook, OneBitHook, ReducerHook
 from asr_train.files import write_json, write_text
 from asr_train.provenance import machine
+from asr_train.report import exchange
 from asr_train.schema import AdaptiveSettings, Capacity, Codec, GtcSettings
 
 NUM_MELS, NUM_STATES = 40, 120
@@ -64,7 +66,7 @@ def by_one_bit(ddp: DistributedDataParallel) -> OneBitHook:
     return one_bit
 
 
-def by_power_sgd(ddp: DistributedDataParallel, rank: int) -> None:
+def by_power_sgd(ddp: DistributedDataParallel, rank: int) -> powerSGD_hook.PowerSGDState:
     """Matrices of that rank in place of gradients."""
     state = powerSGD_hook.PowerSGDState(
         process_group=None,
@@ -73,6 +75,7 @@ def by_power_sgd(ddp: DistributedDataParallel, rank: int) -> None:
         min_compression_rate=2,
     )
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return state
 
 
 # torch 2.11's PowerSGD hook starts a bucket's later collectives when its earlier ones have ended;
@@ -91,12 +94,12 @@ METHODS: dict[str, Callable[[DistributedDataParallel], Any]] = {
 BLOCK_STEPS = 10
 
 
-def by_post_local_sgd(model: nn.Module, optimizer: Optimizer) -> Optimizer:
+def by_post_local_sgd(model: nn.Module, optimizer: Optimizer) -> PostLocalSGDOptimizer:
     """Each rank on its own; every few steps the mean of their models."""
     return PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(period=BLOCK_STEPS))
 
 
-def by_block_momentum(model: nn.Module, optimizer: Optimizer) -> Optimizer:
+def by_block_momentum(model: nn.Module, optimizer: Optimizer) -> BlockMomentum:
     """The same, and the mean moves a common model, with momentum."""
     return BlockMomentum(model, optimizer, block_steps=BLOCK_STEPS)
 
@@ -106,6 +109,31 @@ AVERAGING: dict[str, Callable[[nn.Module, Optimizer], Optimizer]] = {
     f"post-local SGD, every {BLOCK_STEPS} steps": by_post_local_sgd,
     f"block momentum, every {BLOCK_STEPS} steps": by_block_momentum,
 }
+
+
+# --- what arrives ---------------------------------------------------------------------------------
+
+
+def received_bytes(label: str, method: Any, steps: int, parameters: int) -> float:
+    """Return what this rank received from others in all steps so far.
+
+    Ours count it. torch's all-reduces are counted as rings, of the vectors that they add up. Not
+    counted: protocol, and DDP's broadcasts of buffers.
+
+    Args:
+        method: the state of the hook, or the optimizer that exchanges models.
+    """
+    if isinstance(method, ReducerHook):
+        return method.sent.received_bits / 8
+    if isinstance(method, BlockMomentum):
+        return method.received_bytes
+    elements, element_bytes = steps * parameters, 2 if label == "fp16 hook" else 4
+    if isinstance(method, powerSGD_hook.PowerSGDState):  # dense at first; then P, Q and the rest
+        dense = min(steps, method.start_powerSGD_iter)
+        elements = dense * parameters + method.total_numel_after_compression
+    elif isinstance(method, PostLocalSGDOptimizer):  # models of steps 1, 11, ...
+        elements = -(-steps // method.averager.period) * parameters
+    return exchange.ring_bytes(element_bytes * elements, dist.get_world_size())
 
 
 # --- network and speech ---------------------------------------------------------------------------
@@ -166,6 +194,7 @@ class Run:
     loss: list[float] = field(default_factory=list)  # nats per frame, of this rank's minibatch
     seconds: list[float] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)  # bytes
+    received: list[float] = field(default_factory=list)  # bytes, of all steps so far
     dev_loss: float = 0.0
     dev_accuracy: float = 0.0
 
@@ -174,14 +203,16 @@ def train(label: str, speech: Speech, steps: int) -> Run:
     """A user's own loop: nothing in it but the first lines knows how ranks exchange what."""
     torch.manual_seed(0)
     model = Recogniser()
+    parameters = sum(p.numel() for p in model.parameters())
     optimizer: Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     net: nn.Module = model
     if label in AVERAGING:
-        optimizer = AVERAGING[label](model, optimizer)
+        method: Any = AVERAGING[label](model, optimizer)
+        optimizer = method
     else:
         one_bucket = {"bucket_cap_mb": ONE_BUCKET_MB} if label.startswith("PowerSGD") else {}
         net = DistributedDataParallel(model, **one_bucket)
-        METHODS[label](net)
+        method = METHODS[label](net)
     run = Run()
     dist.barrier()
     for step, (feats_BTF, states_BT) in enumerate(minibatches(speech, steps)):
@@ -195,6 +226,7 @@ def train(label: str, speech: Speech, steps: int) -> Run:
         optimizer.step()
         run.sent.append(bytes_written() - written)
         run.seconds.append(time.perf_counter() - began)
+        run.received.append(received_bytes(label, method, step + 1, parameters))
         run.loss.append(loss.item())
     with optimizer.exported() if isinstance(optimizer, BlockMomentum) else nullcontext():
         run.dev_loss, run.dev_accuracy = evaluate(model, speech)
@@ -232,21 +264,36 @@ def mean_over_ranks(value: float) -> float:
 
 # --- the table ------------------------------------------------------------------------------------
 
+RECEIVED: dict[str, tuple[str, Callable[[Any], str]]] = {  # as in the table of exchanges, but small
+    **{name: exchange.NUMBERS[name] for name in ("KB received per step", "bf16 / received")},
+    "MB received, all ranks": ("received_bytes_all_workers", lambda x: exchange.digits(x / 1e6)),
+    "seconds at 1 / 10 Gb/s": (
+        "minutes_at_1_gbps",
+        lambda x: f"{exchange.digits(60 * x)} / {exchange.digits(6 * x)}",
+    ),
+}
 COLUMNS = (
     *("exchange", "train loss, last steps", "dev loss", "dev frame accuracy %"),
-    *("KB sent per step", "dense / sent", "ms per step"),
+    *("KB sent per step", "dense / sent", *RECEIVED, "ms per step"),
 )
 
 
-def row_of(label: str, run: Run, dense_bytes: int) -> dict[str, Any]:
-    """Means over ranks; bytes and times of the steps after WARM_UP."""
+def row_of(label: str, run: Run, parameters: int) -> dict[str, Any]:
+    """Means over ranks; bytes and times of the steps after WARM_UP, totals of all steps."""
     sent = mean_over_ranks(statistics.fmean(run.sent[WARM_UP:]))
+    steps, ranks = len(run.received), dist.get_world_size()
+    total = mean_over_ranks(run.received[-1])
+    warm_up = mean_over_ranks(run.received[WARM_UP - 1])
+    later = exchange.received(total - warm_up, steps - WARM_UP, parameters, ranks)
+    per_step = {key: later[key] for key in ("received_bytes_a_minibatch", "bf16_over_received")}
     ours = {
         "loss": mean_over_ranks(statistics.fmean(run.loss[-len(run.loss) // 10 :])),
         "dev_loss": run.dev_loss,
         "dev_accuracy": run.dev_accuracy,
         "sent_bytes": sent or None,
-        "compression_ratio": dense_bytes / sent if sent else None,
+        "compression_ratio": 4 * parameters / sent if sent else None,
+        **exchange.received(total, steps, parameters, ranks),
+        **per_step,
         "step_seconds": mean_over_ranks(statistics.median(run.seconds[WARM_UP:])),
         "losses": run.loss,
     }
@@ -260,8 +307,9 @@ def cells(row: dict[str, Any]) -> list[str]:
         row["label"],
         *(f"{ours[key]:.3f}" for key in ("loss", "dev_loss")),
         f"{100 * ours['dev_accuracy']:.1f}",
-        "–" if sent is None else f"{sent / 1e3:,.1f}",
-        "–" if ratio is None else f"{ratio:.1f}",
+        exchange.text(sent, lambda x: f"{x / 1e3:,.1f}"),
+        exchange.text(ratio, lambda x: f"{x:.1f}"),
+        *(exchange.text(ours[key], spell) for key, spell in RECEIVED.values()),
         f"{1e3 * ours['step_seconds']:.1f}",
     ]
 
@@ -276,10 +324,13 @@ def markdown(table: dict[str, Any]) -> str:
     return (
         f"{text}\nAfter {table['steps']} steps of {table['ranks']} processes, "
         f"{table['parameters']:,} parameters, {table['frames']} frames per process and step. Sent: "
-        "what a process writes to its sockets per step, on average, protocol included (with two "
-        "processes also what it receives); "
-        f"times are medians; both without the first {WARM_UP} steps. Gloo on one machine: "
-        f"{table['machine']}.\n"
+        "what a process writes to its sockets per step, on average, protocol and DDP's broadcasts "
+        "of buffers included. Received: what a process gets from all others, without these: W - 1 "
+        "messages of an all-gather, with padding and lengths, and 2 (W - 1) / W of a vector that "
+        "is added up. bf16 / received: ring all-reduce of bf16 gradients receives so many times as "
+        f"much. Times are medians. All these without the first {WARM_UP} steps. MB and seconds: of "
+        "all steps; seconds in which a process receives its share at that rate, without latency. "
+        f"Gloo on one machine: {table['machine']}.\n"
     )
 
 
@@ -304,7 +355,7 @@ def main() -> None:
     size = sum(p.numel() for p in Recogniser().parameters())
     rows = []
     for label in labels:
-        rows.append(row_of(label, train(label, speech, given.steps), 4 * size))
+        rows.append(row_of(label, train(label, speech, given.steps), size))
         if dist.get_rank() == 0:
             said = zip(COLUMNS[1:], cells(rows[-1])[1:], strict=True)
             print(f"{label}: " + ", ".join(map(" ".join, said)), flush=True)

@@ -22,8 +22,9 @@ from asr_train.comm.block_optimizer import BlockMomentum
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.codec import MessageError
 from asr_train.comm.ddp_hook import GtcHook, OneBitHook
-from asr_train.comm.exchange import ExchangeError
+from asr_train.comm.exchange import LENGTH_BYTES, ExchangeError
 from asr_train.comm.reducers import Gradient, dense
+from asr_train.facts import HEADER_BYTES
 from asr_train.schema import AdaptiveSettings, SettingsError
 
 GTC = {"threshold": 0.25, "codec": "rice", "capacity": "fixed"}
@@ -427,6 +428,37 @@ def test_ranks_may_run_out_of_data_and_unused_parameters_are_left_alone(kind):
     (first, *others), second = forked.run(main, 2, 2)
     for found in (*others, *second):
         np.testing.assert_array_equal(found, first)
+
+
+@pytest.mark.parametrize("onebit", [False, True], ids=["gtc", "onebit"])
+def test_what_a_rank_receives_is_counted(onebit):
+    """By hand, for two ranks, after a dense step and after another."""
+
+    def main(exchange):
+        rank, model = exchange.local[0], nn.Linear(16, 3)  # 51 parameters
+        settings = replace(SETTINGS, capacity=schema.Capacity.exact, threshold=0.5)
+        hook = OneBitHook(model, start_iter=1) if onebit else GtcHook(model, settings, start_iter=1)
+        ddp = DistributedDataParallel(model)
+        ddp.register_comm_hook(hook, GtcHook.hook)
+        found = []
+        for _ in range(2):
+            ddp((1.0 + rank) * torch.arange(16.0)[None]).sum().backward()
+            found.append((hook.sent.bits // 8, hook.sent.received_bits // 8))
+        return found
+
+    ((plain, first), (sent, end)), ((_, other_first), (other_sent, other_end)) = forked.run(
+        main, RANKS, RANKS
+    )
+    assert first == other_first == 4 * 51  # a half of the other's, and the other half's sums
+    if (
+        onebit
+    ):  # a part of 8 columns each, the second with the bias: two floats and 3 bits per column
+        parts = 8 * 8 + 3, (8 * 8 + 3) + (8 + 1)
+        # Messages about the own part, and the other's new part, padded to the longer one
+        expected = [2 * HEADER_BYTES + part + max(parts) for part in parts]
+    else:  # all messages are padded to the longest, and their lengths come before them
+        expected = [LENGTH_BYTES + max(sent, other_sent) - plain] * 2
+    assert [end - first, other_end - first] == expected
 
 
 def test_a_schedule_may_set_the_threshold_on_all_ranks_alike():
