@@ -450,9 +450,8 @@ def test_what_a_rank_receives_is_counted(onebit):
         main, RANKS, RANKS
     )
     assert first == other_first == 4 * 51  # a half of the other's, and the other half's sums
-    if (
-        onebit
-    ):  # a part of 8 columns each, the second with the bias: two floats and 3 bits per column
+    if onebit:
+        # A part of 8 columns each, the second with the bias: two floats and 3 bits per column
         parts = 8 * 8 + 3, (8 * 8 + 3) + (8 + 1)
         # Messages about the own part, and the other's new part, padded to the longer one
         expected = [2 * HEADER_BYTES + part + max(parts) for part in parts]
