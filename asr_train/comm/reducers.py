@@ -21,7 +21,7 @@ class Factor(NamedTuple):
     A worker's part is the transposed deltas times the inputs, row by row [O I] from `offset` on.
     """
 
-    deltas_WNO: Tensor | None  # by worker and frame, gradients of a layer's outputs; None: a one
+    deltas_WNO: Tensor | None  # by worker and frame, gradients of a layer's outputs; None: ones
     inputs_WNI: Tensor  # what entered the layer, of the same type; of a bias, its own deltas
     offset: int  # elements
 

@@ -79,7 +79,7 @@ class Batched:
             weights_WP: float32 [W, P], each worker's weights; None: those that the model has.
         Yields:
             float32 [W, P], which the next ones overwrite; and [W, 2], by worker the loss in nats
-            and the number of correct frames. Where one is not finite, so is the gradient.
+            and the number of correct frames. Where the loss is not finite, neither is the gradient.
         """
         factors, sums_W2 = self.factors(batches, weights_WP)
         workers = len(batches)
