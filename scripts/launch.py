@@ -1,21 +1,23 @@
 """launch.py --standalone --nproc-per-node N SCRIPT ARGUMENT...
 
-Run torchrun, without its traceback and warnings on Ctrl-C: print one line for all processes
-instead. With fewer GPUs than N, start one process per GPU, which hosts several workers: NCCL does
-not let processes share one.
+Run torchrun, without its traceback and warnings when a process fails or on Ctrl-C: print one line
+for all processes instead. With fewer GPUs than N, start one process per GPU, which hosts several
+workers: NCCL does not let processes share one.
 """
 
 import asr_train.interrupt  # noqa: F401
 
 import logging
 import os
+import signal
 import sys
 
 import torch
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
-SUPPRESSED = ("death signal", "closing signal")
+SUPPRESSED = ("death signal", "closing signal", "failed (exitcode")
 LOGGERS = (
     "torch.distributed.elastic.agent.server.api",
     "torch.distributed.elastic.multiprocessing.api",
@@ -26,7 +28,7 @@ def processes(wanted: int) -> int:
     """Return how many to start: at most one per GPU, and a multiple of STRIPES."""
     device, stripes = os.environ.get("DEVICE") or "cuda", int(os.environ.get("STRIPES") or "1")
     gpus = torch.cuda.device_count()
-    if device == "cpu" or not gpus:
+    if device.startswith("cpu") or not gpus:
         return wanted
     gpus = gpus if device == "cuda" else 1
     found = min(wanted, gpus // stripes * stripes)
@@ -54,6 +56,19 @@ def launch() -> None:
         main()
     except (SignalException, KeyboardInterrupt):
         sys.exit("train: interrupted; make resumes from here")
+    except ChildFailedError as error:
+        rank, first = error.get_first_failure()
+        sys.exit(f"train: process {rank} ended with {_why(first.exitcode)}")
+
+
+def _why(exitcode: int) -> str:
+    """Say what a process ended with, and what to do."""
+    if exitcode >= 0:
+        return f"exit status {exitcode}; the cause is above"
+    resumes = "make resumes from the last checkpoint"
+    if exitcode == -signal.SIGKILL:
+        return f"SIGKILL, as where memory is short: fewer processes (JOBS) need less; {resumes}"
+    return f"{signal.Signals(-exitcode).name}; {resumes}"
 
 
 if __name__ == "__main__":

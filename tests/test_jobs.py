@@ -256,6 +256,34 @@ def test_ctrl_c_ends_several_processes_with_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "does, said",
+    [
+        ("sys.exit('no such corpus')", "no such corpus\ntrain: process 1 ended with exit"),
+        ("os.kill(os.getpid(), 9)", "train: process 1 ended with SIGKILL, as where memory is"),
+        ("os.kill(os.getpid(), 6)", "train: process 1 ended with SIGABRT; make resumes from"),
+    ],
+)
+def test_a_process_that_fails_ends_all_with_one_line(tmp_path, does, said):
+    """Without torchrun's traceback."""
+    (tmp_path / "fail.py").write_text(
+        f"import os, sys, time\nif os.environ['RANK'] == '1':\n    {does}\ntime.sleep(900)"
+    )
+    command = ["scripts/launch.py", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *command, tmp_path / "fail.py"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(said), done.stderr
+    assert len(done.stderr.splitlines()) == len(said.splitlines())
+
+
+@pytest.mark.parametrize(
     "device, gpus, stripes, started",
     [
         *((None, 2, 1, 2), ("cuda", 1, 1, 1), (None, 0, 1, 4), ("cpu", 2, 1, 4), ("", 8, 1, 4)),

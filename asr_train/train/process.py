@@ -29,6 +29,8 @@ def chosen_device() -> torch.device:
         raise ValueError(f"DEVICE is {name!r}; it must be cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"DEVICE is {name!r}; it must be cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return torch.device("cpu")  # cpu:0 is the same
     found = torch.cuda.device_count() if has_gpu else 0
     if device.type == "cuda" and (device.index or 0) >= found:
         raise ValueError(f"DEVICE is {name} but torch finds {found} GPUs; try DEVICE=cpu")
