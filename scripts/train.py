@@ -63,7 +63,10 @@ def stage(train_index: str, dev_index: str, settings: str, *paths: str) -> str |
         raise ValueError(f"the output is {output}; it must be the model.json of a run's folder")
     device = chosen_device()
     folder = Path(output).resolve().parent
-    splits = Shards(train_index).some(run.optim.share), Shards(dev_index)
+    whole = Shards(train_index)
+    splits = whole.some(run.optim.share), Shards(dev_index)
+    if leads and (why := splits[0].other_share(whole, run.optim.share, "optim.share")):
+        print(why, flush=True)
     refusal = f"another process trains in {folder}; wait for it, or end it"
     with locked(folder / ".lock", refusal) if leads else contextlib.nullcontext():
         if leads:

@@ -140,6 +140,21 @@ class Shards:
         found._last_parts = found._last_read = None
         return found
 
+    def other_share(self, whole: "Shards", share: float, setting: str) -> str | None:
+        """Say it if this part, `whole.some(share)`, is over a quarter larger or smaller than asked.
+
+        Args:
+            setting: that gave the share, such as 'optim.share'.
+        """
+        found = self.num_frames / whole.num_frames
+        if abs(found - share) <= share / 4:
+            return None
+        tars = f"{len(self.index['parts'])} of {len(whole.index['parts'])}"
+        return (
+            f"{setting}={share:g}, but {found:.0%} of the frames are used: whole tar files are "
+            f"chosen, {tars}; shards.utterances sets their size"
+        )
+
     # --- order -----------------------------------------------------------------------------------
 
     def order(self, seed: int | None, epoch: int) -> npt.NDArray[np.int64]:

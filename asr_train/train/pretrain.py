@@ -52,6 +52,8 @@ def pretrained(
         while not paths[-1].exists():
             time.sleep(POLL_SECONDS)
         return paths[-1]
+    if why := part.other_share(train_shards, run.optim.pretrain.share, "optim.pretrain.share"):
+        print(why, flush=True)
     made = None
     with locked(folder / ".lock", "", waits=True):  # of two runs that want it, one trains it
         for path, (_, stage) in zip(paths, todo, strict=True):

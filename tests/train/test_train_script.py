@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 import weakref
@@ -66,6 +67,18 @@ def test_the_script_trains_and_says_what_it_ran(splits, tmp_path):
     assert said["command"].startswith("train.py ")
     assert said["versions"].keys() == {"python", "torch", "numpy"}
     assert (said["workers"], said["processes"]) == (1, 1)
+
+
+def test_shares_that_whole_tar_files_do_not_give_are_said(splits, tmp_path):
+    """TRAIN has three of about 500 frames."""
+    pretrain = {"share": 0.5, "epochs": 1, "layer_by_layer": False}
+    done = call(splits, tmp_path, optim={"epochs": 1, "share": 0.1, "pretrain": pretrain})
+    assert done.returncode == 0, done.stderr
+    first, second = [line for line in done.stdout.splitlines() if "whole tar files" in line]
+    assert re.match(r"optim.share=0.1, but 3\d% of the frames are used: .*, 1 of 3;", first)
+    assert re.match(r"optim.pretrain.share=0.5, but 100% of .*, 1 of 1;", second)
+    done = call(splits, tmp_path, "exp/b/model.json", optim={"epochs": 1, "share": 0.3})
+    assert "whole tar files" not in done.stdout
 
 
 @pytest.mark.parametrize("comm", [None, GTC | {"workers": 2}])
