@@ -46,12 +46,18 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """An utterance and its place in a recording; `end` is None for the recording's end."""
+    """An utterance and its place in a recording.
+
+    Attributes:
+        end: in seconds; None: the recording's.
+        channel: as of a Source; from wav.scp or segments.
+    """
 
     id: str
     recording: str
     start: float
     end: float | None
+    channel: int | None
     speaker: str
     text: str
 
@@ -99,7 +105,7 @@ def read_data_dir(folder: Path | str) -> DataDir:
             for name, (number, value) in _table(table).items()
         }
     else:
-        places = {name: (name, 0.0, None) for name in recordings}
+        places = {name: (name, 0.0, None, source.channel) for name, source in recordings.items()}
     of = "segments" if segmented else "wav.scp"
     if not places:
         raise CorpusError(f"{folder / of} is empty; it must have a line per utterance")
@@ -148,21 +154,33 @@ def _check_same_ids(folder: Path, one: str, ones: set[str], other: str, others: 
 
 def _segment(
     where: str, value: str, recordings: dict[str, Source]
-) -> tuple[str, float, float | None]:
+) -> tuple[str, float, float | None, int | None]:
+    """Return recording, start, end and channel, which may be missing."""
     fields = value.split()
     try:
         recording, start, end = fields[0], float(fields[1]), float(fields[2])
+        channel = int(fields[3]) if len(fields) == 4 else None
     except (IndexError, ValueError):
         fields = []
-    if len(fields) != 3:
-        raise CorpusError(f"{where} is {value!r}; it must be a recording, its start and its end")
+    if len(fields) not in (3, 4) or (channel or 0) < 0:
+        raise CorpusError(
+            f"{where} is {value!r}; it must be a recording, its start and its end in seconds, and "
+            "optionally its channel, from 0"
+        )
     if recording not in recordings:
         raise CorpusError(f"{where}: the recording {recording} is not in wav.scp")
+    chosen = recordings[recording].channel
+    if channel and chosen is not None:
+        raise CorpusError(
+            f"{where}: the channel is {channel}, but {recordings[recording].where} chooses one, so "
+            "that there is only 0; correct one of the files"
+        )
+    channel = channel if chosen is None else chosen
     if end == -1 and 0 <= start < np.inf:
-        return recording, start, None
+        return recording, start, None, channel
     if not 0 <= start < end < np.inf:
         raise CorpusError(f"{where}: a segment cannot last from {start} to {end} seconds")
-    return recording, start, end
+    return recording, start, end, channel
 
 
 def _source(where: str, value: str, folder: Path) -> Source:
@@ -196,8 +214,9 @@ def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
         raise refused from None
     names = [word for word in words if not word.startswith("-")]
     match Path(program).name, words:
-        case "flac", [*flags, name] if [name] == names and set(flags) <= _FLAC and "-c" in flags:
-            return name, None
+        case "flac", [*flags, name] if [name] == names and set(flags) <= _FLAC:
+            if all(set(flags) & needed for needed in _FLAC_NEEDS):  # else it encodes, or a file
+                return name, None
         case "sph2pipe", ["-f", "wav", *flags, name]:
             match [flag for flag in flags if flag != "-p"]:
                 case []:
@@ -217,7 +236,8 @@ def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
 
 
 _16_BIT = ["-b", "16", "-e", "signed-integer"]
-_FLAC = {"-c", "-d", "-s", "--silent", "--decode", "--stdout"}
+_FLAC_NEEDS = {"-d", "--decode"}, {"-c", "--stdout"}
+_FLAC = {"-s", "--silent"}.union(*_FLAC_NEEDS)
 
 
 def _sorted(names: Iterable[str]) -> list[str]:
@@ -231,16 +251,21 @@ def _sorted(names: Iterable[str]) -> list[str]:
 def cuts_of(data: DataDir) -> list[MonoCut]:
     """Return one cut per utterance, with rate and length of its audio file.
 
-    Where wav.scp does not choose a channel, cuts are of the first one.
+    Where neither wav.scp nor segments chooses a channel, cuts are of the first one.
 
     Raises:
-        CorpusError: if a recording is missing or cannot be read, lacks the channel that wav.scp
-            names, or ends before a segment.
+        CorpusError: if a recording is missing or cannot be read, lacks the chosen channel, or ends
+            before a segment.
     """
     recordings = _recordings(data)
     cuts = []
     for u in data.utterances:
-        recording, channel = recordings[u.recording], data.recordings[u.recording].channel or 0
+        recording, channel = recordings[u.recording], u.channel or 0
+        if channel >= recording.num_channels:
+            raise CorpusError(
+                f"{data.recordings[u.recording].where}: channel {channel + 1} of "
+                f"{recording.sources[0].source} for {u.id}, which has {recording.num_channels}"
+            )
         seconds = _end(u, recording.duration) - u.start
         supervision = SupervisionSegment(
             u.id, u.recording, 0.0, seconds, channel, u.text, speaker=u.speaker
@@ -261,11 +286,6 @@ def _recordings(data: DataDir) -> dict[str, Recording]:
             why = error.error_string if source.path.exists() else "it is missing"
             bad.append(f"{source.where}: {source.path}: {why}")
             continue
-        if (source.channel or 0) >= info.channels:
-            raise CorpusError(
-                f"{source.where}: channel {(source.channel or 0) + 1} of {source.path}, "
-                f"which has {info.channels}"
-            )
         size = info.samplerate, info.frames, info.channels
         found[name] = whole_recording(name, source.path, *size)
     if bad:
@@ -296,8 +316,8 @@ def _end(u: Segment, recorded: float) -> float:
 def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
     """Write `utterances.tsv`, which `make folder CORPUS_DIR=...` validates and splits.
 
-    Recordings stay in place and are named by absolute paths; segments, and channels named by
-    wav.scp, become `start_seconds` and `channel`. `speakers.NAME` lists the speakers of each data
+    Recordings stay in place and are named by absolute paths; segments, and channels that are
+    named, become `start_seconds` and `channel`. `speakers.NAME` lists the speakers of each data
     folder, with NAME its last part.
 
     Returns:
@@ -332,7 +352,7 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
                     f"the utterance {cut.id} is in {owners[cut.id]} and in {data.folder}; ids must "
                     "be unique"
                 )
-        rows += [_row(data, cut) for cut in cuts]
+        rows += [_row(data, *pair) for pair in zip(data.utterances, cuts, strict=True)]
         speakers = _sorted({cut.supervisions[0].speaker for cut in cuts})
         listed[name] = speakers
         hours = sum(cut.duration for cut in cuts) / 3600
@@ -354,9 +374,8 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
     return notes
 
 
-def _row(data: DataDir, cut: MonoCut) -> tuple[str, ...]:
-    supervision, channel = cut.supervisions[0], data.recordings[cut.recording_id].channel
-    path = cut.recording.sources[0].source
+def _row(data: DataDir, segment: Segment, cut: MonoCut) -> tuple[str, ...]:
+    supervision, path = cut.supervisions[0], cut.recording.sources[0].source
     if "\t" in path:
         raise CorpusError(f"{cut.id}: {path!r} has a tab, which separates columns here; rename it")
     return (
@@ -366,7 +385,7 @@ def _row(data: DataDir, cut: MonoCut) -> tuple[str, ...]:
         f"{cut.duration:.6f}",
         supervision.text,
         f"{cut.start:.6f}" if data.segmented else "",
-        "" if channel is None else str(channel),
+        "" if segment.channel is None else str(segment.channel),
     )
 
 

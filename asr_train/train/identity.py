@@ -74,7 +74,7 @@ def identity(
     settings = schema.plain(run)
     for name in ("timeout_seconds", "check_steps", "workers"):
         del settings["comm"][name]  # do not matter
-    for name in ("keep_checkpoints", "epochs"):
+    for name in ("keep_checkpoints", "log_steps", "epochs"):
         del settings["optim"][name]
     if "objective" in settings:
         del settings["objective"]["epochs"]

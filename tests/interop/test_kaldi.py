@@ -257,6 +257,7 @@ def test_decoders_are_understood(tmp_path, cuts, command, channel):
         "flac -c -d -s $(touch {trap}) |",
         "flac -c -d -s -o {trap} {audio} |",
         "flac -d {audio} |",
+        "flac -c -s {audio} |",
         "flac -c -d -s --skip=100 {audio} |",
         "sox {audio} {trap} |",
         "sox {audio} -t wav - remix 0 |",
@@ -333,6 +334,32 @@ def test_segments_stay_in_their_recordings_to_the_sample(tmp_path, parts):
     for cut in parts:
         assert np.array_equal(found[cut.id].load_audio(), cut.load_audio())
         assert found[cut.id].supervisions[0].text == cut.supervisions[0].text
+
+
+def test_segments_may_name_channels(tmp_path):
+    """As Kaldi's: from 0, in a fifth column; wav.scp that chooses one leaves only 0."""
+    data, audio = tmp_path / "data", tmp_path / "call.wav"
+    noise(audio, 1.0, channels=2)
+    data.mkdir()
+    (data / "wav.scp").write_text(f"call {audio}\n")
+    for name, of in (("text", "ONE"), ("utt2spk", "{}")):
+        rows = (f"{i} {of.format(i[0])}\n" for i in ("a-1", "b-1", "c-1"))
+        (data / name).write_text("".join(rows))
+    (data / "segments").write_text("a-1 call 0 0.5 0\nb-1 call 0 0.5 1\nc-1 call 0.5 -1 1\n")
+    write_folder([read_data_dir(data)], tmp_path / "out")
+    found = {cut.id: cut for made in taken(tmp_path / "out") for cut in made.cuts}
+    wave_NC, rate = soundfile.read(audio, dtype="float32")
+    for name, channel, place in (("a-1", 0, 0), ("b-1", 1, 0), ("c-1", 1, rate // 2)):
+        wave_N = wave_NC[place : place + rate // 2, channel]
+        assert np.array_equal(found[name].load_audio()[0], wave_N)
+    (data / "segments").write_text("a-1 call 0 0.5 0\nb-1 call 0 0.5 2\nc-1 call 0 0.5\n")
+    with pytest.raises(CorpusError, match=r"line 1: channel 3 of .*call.wav for b-1, which has 2"):
+        cuts_of(read_data_dir(data))
+    (data / "wav.scp").write_text(f"call sph2pipe -f wav -c 2 {audio} |\n")
+    with pytest.raises(CorpusError, match=r"segments, line 2: the channel is 2, but .* chooses"):
+        read_data_dir(data)
+    (data / "segments").write_text("a-1 call 0 0.5 0\nb-1 call 0 0.5\nc-1 call 0 0.5\n")
+    assert {cut.channel for cut in cuts_of(read_data_dir(data))} == {1}
 
 
 def test_the_named_channel_is_taken(tmp_path):
@@ -418,6 +445,7 @@ def test_relative_paths_count_from_the_recipe_as_kaldis_do(tmp_path, cuts, monke
         ("segments", "", r"segments is empty; it must have a line per utterance"),
         ("segments", "anna-1 call1 0.5\n", r"segments, line 1 is 'call1 0.5'"),
         ("segments", "anna-1 call1 0.5 x\n", r"segments, line 1"),
+        ("segments", "anna-1 call1 0 1 -1\n", r"segments, line 1 is .*its channel, from 0"),
         ("segments", "anna-1 call1 nan -1\n", r"segments, line 1.*from nan to -1.0"),
         ("segments", "anna-1 call1 -0.3 -1\n", r"segments, line 1.*from -0.3 to -1.0"),
         ("segments", "anna-1 call1 0.5 nan\n", r"segments, line 1.*from 0.5 to nan"),

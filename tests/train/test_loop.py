@@ -212,7 +212,7 @@ def test_other_settings_start_a_run_over(splits, tmp_path, monkeypatch, capsys):
 def test_settings_that_change_no_result_do_not_start_a_run_over(splits):
     run = tiny.settings()
     comm = replace(run.comm, timeout_seconds=7.0, check_steps=7, workers=7)
-    other = replace(run, comm=comm, optim=replace(run.optim, keep_checkpoints=7))
+    other = replace(run, comm=comm, optim=replace(run.optim, keep_checkpoints=7, log_steps=3))
     assert loop.identity(other, *splits) == loop.identity(run, *splits)
 
 
