@@ -48,6 +48,8 @@ def replacing(path: Path | str) -> Iterator[Path]:
         yield scratch
         with open(scratch, "rb") as file:
             os.fsync(file.fileno())  # otherwise a power cut could leave an empty file
+        if path.exists():
+            shutil.copymode(path, scratch)
         os.replace(scratch, path)
     except BaseException:
         scratch.unlink(missing_ok=True)
@@ -131,10 +133,11 @@ def decoded(content: bytes, name: Path | str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+        text = error.object  # without a byte order mark
+        line = text.count(b"\n", 0, error.start) + 1
         likely = "utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "latin1"
         raise DamagedFileError(
-            f"{name}, line {line} has the byte 0x{content[error.start]:02x}, so it is not UTF-8; "
+            f"{name}, line {line} has the byte 0x{text[error.start]:02x}, so it is not UTF-8; "
             f"convert it, from {likely} by: iconv -f {likely} -t utf-8 {name} > NEW"
         ) from error
 
@@ -162,7 +165,7 @@ def read_json(path: Path | str) -> Any:
     """
     try:
         return json.loads(Path(path).read_bytes())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of its text, its numbers or its depth
         raise DamagedFileError(
             f"{path} is not valid JSON ({error}); delete it and run make again"
         ) from error

@@ -5,6 +5,10 @@ ODD_CHARACTERS := \ & ; ( ) ' " ` $$ , = ~ $(hash) ! { } [ ] * ? < > | : %
 one_word = $(if $(word 2,$2),$(error $1 is '$2', but make does not support $(or $4,paths) with spaces; $3))$(foreach \
   c,$(ODD_CHARACTERS),$(if $(findstring $c,$2),$(error $1 is '$2', but $(or $4,paths) with $c are not supported; $3)))
 $(call one_word,the checkout,$(CURDIR),move it to a folder without one)
+# make expands what follows a $$ in a value, whose path would be another; $$(value) has it as it was given.
+$(foreach v,CORPUS_DIR DEV_DIR TEST_DIRS MORE TEXT W BUNDLE HUMAN GRAMMAR RESULTS RECORDS LM_SMALL LM_BIG,$(if $(filter \
+  command environment,$(firstword $(origin $v))),$(if $(findstring $$,$(value $v)),$(error $v is '$(value $v)', but paths \
+  with $$ are not supported; name a link to it without one))))
 ROOT := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
 # Python takes the code of this checkout. A .venv that was copied with it has that of the original.
 ifneq ($(firstword $(subst :, ,$(value PYTHONPATH))),$(ROOT))

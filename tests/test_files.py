@@ -39,6 +39,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_scratch(tmp_path):
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+def test_a_private_file_stays_private(tmp_path):
+    write_text(tmp_path / "a.txt", "old")
+    (tmp_path / "a.txt").chmod(0o600)
+    write_text(tmp_path / "a.txt", "new")
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
     (tmp_path / "link.txt").symlink_to(tmp_path / "real.txt")
     write_text(tmp_path / "link.txt", "new")
@@ -114,8 +121,9 @@ def test_a_broken_line_is_named(tmp_path):
         read_jsonl(path)
 
 
-def test_a_broken_json_is_named(tmp_path):
-    (tmp_path / "a.json").write_text("{")
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, "9" * 5000])
+def test_a_broken_json_is_named(tmp_path, content):
+    (tmp_path / "a.json").write_text(content)
     with pytest.raises(DamagedFileError, match=r"a\.json"):
         read_json(tmp_path / "a.json")
 

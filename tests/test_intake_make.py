@@ -62,6 +62,17 @@ def test_a_path_that_the_shell_or_settings_would_read_is_refused(tmp_path, name)
     one_line(ended, r"TEXT is '.*', but paths with . are not supported; name a link")
 
 
+@pytest.mark.parametrize("name", ["a$b", "a$(shell touch {})"])
+def test_a_dollar_in_a_path_is_refused_and_not_expanded(tmp_path, name, monkeypatch):
+    name = name.format(tmp_path / "trap")
+    for given in ([f"CORPUS_DIR={name}", f"W={tmp_path / 'w'}"], [f"W={name}"], [f"TEXT={name}"]):
+        ended = make(ROOT / "recipes/folder", "-n", *given)
+        one_line(ended, rf"{given[0].split('=')[0]} is '{re.escape(name)}', but paths with \$")
+    monkeypatch.setenv("CORPUS_DIR", name)
+    one_line(make(ROOT, "-n", "folder"), r"CORPUS_DIR is 'a\$")
+    assert not (tmp_path / "trap").exists()
+
+
 @pytest.mark.parametrize(
     "settings", ["lang=digits; feats=telephone", "decode.beam=12 > x", "a=[ben(2)]", "a=[x&y]"]
 )

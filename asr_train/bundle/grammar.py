@@ -7,7 +7,6 @@
 Pronunciations come from the user's lexicon, then from where the bundle's recipe took them.
 """
 
-import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +31,7 @@ from asr_train.score.normalise import straight, transcribed
 from asr_train.search.graph import SELF_LOOP_SCALE, decoding_graph, with_penalty
 
 SHOWN = 10  # words without pronunciation to name
+LARGEST = 1e6  # scale and penalty; costs are stored in 32 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +96,8 @@ def change_grammar(
     both = {"acoustic_scale": acoustic_scale, "insertion_penalty": insertion_penalty}
     given = {name: value for name, value in both.items() if value is not None}
     for name, value in given.items():
-        if not math.isfinite(value):
-            raise ValueError(f"{name} is {value}; it must be a finite number")
+        if not abs(value) <= LARGEST:
+            raise ValueError(f"{name} is {value}; its size must be at most {LARGEST:g}")
     with open_bundle(source) as opened, tempfile.TemporaryDirectory() as folder:
         scorer = load_scorer(opened.model, Heard(opened.feats, opened.frames), opened.lang)
         states = known_states(scorer)

@@ -28,6 +28,7 @@ def run(options: argparse.Namespace) -> int:
     from asr_train.data.prepare import prepare
 
     path = str(options.folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
+    path = path.replace("${", "\\${")  # which settings would interpolate
     given = ["recipe=folder", f"corpus.folder.dir='{path}'", *options.settings]
     config = compose.settings("dnn", given)
     lexicon = config.lang.lexicon

@@ -62,6 +62,7 @@ DEFAULTS = {
     "out": "plan",
 }
 TAU = 4.0
+SMALLEST = 1e-12  # of numbers, which its inverse limits above
 MOST_WORKERS = 2048  # half an hour; with n times as many n^2 times as long, and as much memory
 COMPARED = (2.0, 4.0, 9.0, 15.0)  # tau, of strom2015's table 3
 
@@ -147,8 +148,9 @@ def number(given: Mapping[str, str], key: str) -> float:
         value = float(given[key])
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError(f"{key} is {given[key]!r}; it must be a positive number")
+    if not SMALLEST <= value <= 1 / SMALLEST:
+        allowed = f"from {SMALLEST:g} to {1 / SMALLEST:g}"
+        raise ValueError(f"{key} is {given[key]!r}; it must be a positive number, {allowed}")
     return value
 
 

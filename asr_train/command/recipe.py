@@ -54,10 +54,10 @@ def run(options: argparse.Namespace) -> int:
     said = {name: os.environ[name] for name in apart if os.environ.get(name)}
     said |= env | dict(each.split("=", 1) for each in given if "=" in each)
     if "W" not in said:
-        parts = [said[name] for name in APART if name in said]
+        parts = [said[name] for name in APART if said.get(name)]
         given.append(f"W={Path.cwd() / '-'.join([options.name, 'work', *parts])}")
-        _check_spaces("this folder is", Path.cwd(), "call it in another, or with W=path")
-    _check_spaces("the package is in", Path(ROOT), "install it in another environment")
+        _check_usable("this folder is", Path.cwd(), "call it in another, or with W=path")
+    _check_usable("the package is in", Path(ROOT), "install it in another environment")
     corpus = said.get("CORPUS", options.name)
     fetched, makefile = Path("data", corpus).absolute(), folder / corpus / "Makefile"
     lines = makefile.read_text() if makefile.is_file() else ""
@@ -70,9 +70,10 @@ def run(options: argparse.Namespace) -> int:
     return subprocess.run(words, check=False, env={**os.environ, **env}).returncode
 
 
-def _check_spaces(what: str, path: Path, remedy: str) -> None:
-    if " " in str(path):
-        raise ValueError(f"{what} {path}, and make cannot use a path with a space; {remedy}")
+def _check_usable(what: str, path: Path, remedy: str) -> None:
+    for character, name in ((" ", "space"), ("$", "$")):
+        if character in str(path):
+            raise ValueError(f"{what} {path}, and make cannot use a path with a {name}; {remedy}")
 
 
 def _from_here(argument: str) -> str:

@@ -74,7 +74,7 @@ def _key(file: BinaryIO, path: Path) -> str:
         name = key.decode()
     except UnicodeDecodeError:
         name = ""
-    if key and name.split() != [name]:
+    if (key or byte) and name.split() != [name]:
         raise _damaged(path, f"has {key[:40]!r} where an utterance id should be (byte {start})")
     return name
 

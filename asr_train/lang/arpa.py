@@ -320,7 +320,7 @@ class _Reader:
         counts: list[int] = []
         while not (text := self._next()).startswith("\\"):
             name, _, count = text.partition("=")
-            if name.split() != ["ngram", str(len(counts) + 1)] or not count.strip().isdigit():
+            if name.split() != ["ngram", str(len(counts) + 1)] or not count.strip().isdecimal():
                 self._fail(f"{text!r} should be 'ngram {len(counts) + 1}=' and a count")
             counts.append(int(count))
         if not 1 <= len(counts) <= MAX_ORDER:

@@ -52,6 +52,7 @@ INFLECTIONS = (
 SIBILANTS = {"S", "Z", "SH", "ZH", "CH", "JH"}
 VOICELESS = {"P", "T", "K", "F", "TH", "S", "SH", "CH"}
 SHORTEST_STEM = 3  # letters
+MOST_ENDINGS = 3  # of a word; the number of ways to take off n grows exponentially
 LAST_NAMED = "\u017f"  # espeak says "letter one e c five" for many Latin letters beyond
 
 _VOICE = b"en-us"
@@ -81,9 +82,11 @@ def pronounce(
 
 
 def _inflected(
-    word: str, dictionary: Mapping[str, Sequence[Pronunciation]]
+    word: str, dictionary: Mapping[str, Sequence[Pronunciation]], endings: int = MOST_ENDINGS
 ) -> Iterator[Pronunciation]:
     """Yield the word's pronunciations as an inflection of words in the dictionary."""
+    if not endings:
+        return
     for ending, letters, sound in INFLECTIONS:
         if not word.endswith(ending) or (ending == "S" and word.endswith("SS")):
             continue
@@ -91,7 +94,7 @@ def _inflected(
         doubled = ending in ("ED", "ING") and stem[-1:] == stem[-2:-1]  # STOPPED
         for base in (stem, stem[:-1]) if doubled else (stem,):
             if len(base) >= SHORTEST_STEM:
-                for pron in dictionary.get(base) or _inflected(base, dictionary):
+                for pron in dictionary.get(base) or _inflected(base, dictionary, endings - 1):
                     yield pron + _ending(pron[-1], sound)
 
 

@@ -174,7 +174,7 @@ def read_lexicon_file(path: Path | str) -> dict[str, list[Pronunciation]]:
                 f"{path}, line {number}: {line!r} has {numbers[0]} where a phone should be; leave "
                 "out probabilities, as of Kaldi's lexiconp.txt (PRONPROBS learns them)"
             )
-        word = unicodedata.normalize("NFC", re.sub(r"\(\d+\)$", "", word).upper())
+        word = unicodedata.normalize("NFC", re.sub(r"(?<=.)\(\d+\)$", "", word).upper())
         source.setdefault(word, []).append(tuple(phones))
     if are_numbers and all(are_numbers):
         raise ValueError(

@@ -33,6 +33,7 @@ def corpus(tmp_path):
 
 
 def test_check_prints_what_make_check_does(corpus, capsys):
+    corpus = corpus.rename(corpus.with_name("a ${b}"))
     own = ["feats=telephone", "lang.lexicon.source=letters"]
     assert run("check", corpus, *own) == 0
     out = capsys.readouterr().out
@@ -137,6 +138,10 @@ def test_every_size_scale_and_corpus_has_a_folder_of_its_own(tmp_path, capsys, m
     monkeypatch.chdir(tmp_path / "a b")
     assert run("recipe", "fsdd") == 1
     assert f"this folder is {tmp_path}/a b, and make cannot use" in capsys.readouterr().err
+    (tmp_path / "a$b").mkdir()
+    monkeypatch.chdir(tmp_path / "a$b")
+    assert run("recipe", "digits", "clean") == 1
+    assert f"this folder is {tmp_path}/a$b, and make cannot use" in capsys.readouterr().err
 
 
 def test_a_corpus_is_fetched_to_where_its_recipe_looks(tmp_path, capfd, monkeypatch):

@@ -240,6 +240,9 @@ def test_ids_must_differ_and_be_words(tmp_path):
     (tmp_path / "a.txt").write_text("u 1 2\nu 3\n")
     with pytest.raises(ValueError, match="u appears twice"):
         list(read_int_vectors(tmp_path / "a.txt"))
+    (tmp_path / "a.txt").write_text("u 1 2 \n v 3\nw 4\n")  # a space before v
+    with pytest.raises(ValueError, match=r"a.txt has b'' where .* \(byte 7\)"):
+        list(read_int_vectors(tmp_path / "a.txt"))
 
 
 def test_a_gzipped_archive_says_the_same_twice(tmp_path):

@@ -160,6 +160,7 @@ def test_five_words_and_unsorted_lines_can_be_read(tmp_path):
         (1, "hello", r"line 24: it has no line \\data\\"),
         (2, "ngram 2=5", r"line 3: 'ngram 2=5' should be 'ngram 1='"),
         (2, "ngram 1=x", "line 3: 'ngram 1=x' should be"),
+        (2, "ngram 1=3\u00b2", "line 3: 'ngram 1=3\u00b2' should be"),
         (2, "ngram 1=0", "line 7: no 1-grams are listed"),
         (2, "ngram 1=6", r"line 14: '\\\\2-grams:' comes before all 1-grams"),
         (2, "ngram 1=4", r"line 12: '-0.9 <unk>' should be \\2-grams:"),

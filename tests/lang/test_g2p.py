@@ -219,6 +219,13 @@ def test_other_words_are_as_spoken(word):
     assert pronounce([word], STEMS, schwa=True) == spoken([word], schwa=True)
 
 
+def test_words_of_many_endings_are_as_spoken():
+    """All ways to take them off would take years."""
+    words = "PLON" + "S'S'" * 30, "PLON" + "ED" * 3000
+    assert pronounce(words[:1], STEMS, schwa=True) == spoken(words[:1], schwa=True)
+    assert not list(g2p._inflected(words[1], STEMS))
+
+
 # --- how good -----------------------------------------------------------------------------------
 
 

@@ -119,8 +119,11 @@ def test_letters_pronounce_any_word():
 
 def test_a_lexicon_file_has_variants_and_comments(tmp_path):
     path = tmp_path / "lexicon.txt"
-    path.write_text("yes Y EH S\nyes(2) Y AE # short\n\n# nothing\nNO N OW\nWATER w O: t# 3\n")
+    path.write_text(
+        "yes Y EH S\nyes(2) Y AE # short\n\n# nothing\nNO N OW\nWATER w O: t# 3\n(2) T UW\n"
+    )
     assert read_lexicon_file(path) == {
+        "(2)": [("T", "UW")],
         "YES": [("Y", "EH", "S"), ("Y", "AE")],
         "NO": [("N", "OW")],
         "WATER": [("w", "O:", "t#", "3")],
@@ -164,6 +167,9 @@ def test_letters_are_those_of_any_alphabet_with_their_marks():
 def test_a_lexicon_file_in_latin_1_or_empty_is_refused(tmp_path):
     path = tmp_path / "lexicon.txt"
     path.write_bytes(b"ONE W AH N\nCAF\xc9 K AE F EY\n")
+    with pytest.raises(ValueError, match=r"lexicon.txt, line 2 has the byte 0xc9"):
+        read_lexicon_file(path)
+    path.write_bytes(b"\xef\xbb\xbfONE W AH N\n\xc9 K AE F EY\n")  # begins with an order mark
     with pytest.raises(ValueError, match=r"lexicon.txt, line 2 has the byte 0xc9"):
         read_lexicon_file(path)
     path.write_text("# nothing\n")
