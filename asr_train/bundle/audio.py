@@ -69,6 +69,8 @@ def samples_of(
     try:
         with soundfile.SoundFile(_seekable(source)) as file:
             return _joined(name, _blocks(file), file.samplerate, rate, channel), file.samplerate
+    except PermissionError as error:
+        raise AudioError(f"{name}: permission denied; make it readable") from error
     except (soundfile.LibsndfileError, OSError, TypeError) as error:
         why = str(error).split(": ")[-1]
         raise AudioError(
@@ -108,7 +110,10 @@ def _seekable(source: Path | str | BinaryIO) -> bytes | BinaryIO:
     """Return what libsndfile can read: a path, which need not be UTF-8, or a file with a size."""
     if not isinstance(source, (str, Path)):
         return source if source.seekable() else io.BytesIO(source.read())
-    return os.fsencode(source) if Path(source).is_file() else io.BytesIO(Path(source).read_bytes())
+    if not Path(source).is_file():
+        return io.BytesIO(Path(source).read_bytes())
+    open(source, "rb").close()  # libsndfile does not say why it cannot open a file
+    return os.fsencode(source)
 
 
 def _blocks(file: soundfile.SoundFile) -> Iterator[np.ndarray]:

@@ -8,6 +8,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -150,13 +151,17 @@ def test_a_recording_that_cannot_be_used_is_refused(recogniser, wave, options, s
         recogniser.transcribe(wave, **options)
 
 
-def test_a_file_without_audio_is_named(recogniser, tmp_path):
+def test_a_file_without_audio_is_named(recogniser, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"b\.wav is missing"):
         recogniser.transcribe(tmp_path / "b.wav")
     with pytest.raises(AudioError, match="is a folder"):
         recogniser.transcribe(tmp_path)
     (tmp_path / "b.wav").write_text("no audio")
     with pytest.raises(AudioError, match=r"b\.wav cannot be read as audio"):
+        recogniser.transcribe(tmp_path / "b.wav")
+    denied = mock.Mock(side_effect=PermissionError)
+    monkeypatch.setattr("asr_train.bundle.audio.open", denied, raising=False)
+    with pytest.raises(AudioError, match=r"b\.wav: permission denied; make it readable"):
         recogniser.transcribe(tmp_path / "b.wav")
 
 
