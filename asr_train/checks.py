@@ -4,6 +4,7 @@ Works on anything with `shape` and `dtype` (NumPy arrays, torch tensors); import
 """
 
 import os
+import unicodedata
 from typing import Any
 
 
@@ -37,6 +38,16 @@ def check_shape(name: str, array: Any, *shape: int | None) -> None:
 def printable(path: str) -> str:
     """Return a file's name as it can be printed and written: its bytes need not be UTF-8."""
     return path.encode(errors="backslashreplace").decode()
+
+
+def check_text(where: object, text: str) -> None:
+    """Raise ValueError for control characters in a text, other than white space.
+
+    Joiners, as in Persian, are not printable, but part of the spelling.
+    """
+    for char in "".join(text.split()):
+        if unicodedata.category(char) in ("Cc", "Cs"):
+            raise ValueError(f"{where} has the control character {char!r}; delete it there")
 
 
 def keep_inputs(output: str, *inputs: str | None) -> None:

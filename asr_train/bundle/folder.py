@@ -9,6 +9,7 @@ import numpy as np
 
 from asr_train.bundle.audio import samples_of
 from asr_train.bundle.recogniser import Alignment, Recogniser, Spoken
+from asr_train.checks import check_text
 from asr_train.files import read_text
 from asr_train.interop.beside import Item
 from asr_train.interop.times import Span, Timed
@@ -53,6 +54,7 @@ def _load(recogniser: Recogniser, items: list[Item]) -> list[Spoken | str]:
             wave_N, _ = samples_of(item.audio, recogniser.sample_rate)
             return [_part(recogniser, wave_N, item) for item in items]
         text = read_text(item.text)
+        check_text(item.text, text)
         features_TF, seconds, _ = recogniser.features(item.audio)
     except (ValueError, OSError) as error:
         return [str(error)] * len(items)
@@ -66,6 +68,7 @@ def _part(recogniser: Recogniser, wave_N: np.ndarray, item: Item) -> Spoken | st
         return f"{item}: {item.audio} has {whole:.2f} s; correct {item.text}"
     first, last = (round(time * rate) for time in (item.interval.start, item.interval.end))
     try:
+        check_text(item.text, item.interval.label)
         features_TF, seconds, _ = recogniser.features(wave_N[first:last])
     except ValueError as error:
         return f"{item}: {error}"

@@ -13,7 +13,6 @@ example:
 
 import argparse
 import re
-import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,6 +95,7 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
     """Return the item's values of all columns."""
     import soundfile
 
+    from asr_train.checks import check_text
     from asr_train.files import read_text
 
     path = item.audio.relative_to(folder).as_posix()
@@ -118,9 +118,7 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
             raise ValueError(f"{path}: --speaker {pattern.pattern!r} finds no speaker in it")
         speaker = found[1]
     text = " ".join(text.split())
-    # Joiners, as in Persian, are not printable, but part of the spelling
-    if broken := [c for c in text if unicodedata.category(c) in ("Cc", "Cs")]:
-        raise ValueError(f"{item.text} has the control character {broken[0]!r}; delete it there")
+    check_text(item.text, text)
     written = (utt_id, speaker, path)
     if broken := [value for value in written if not value.isprintable() or value != value.strip()]:
         raise ValueError(f"{path}: {broken[0]!r} cannot stand in a table; rename it")

@@ -315,7 +315,7 @@ def test_align_reads_a_textgrid_with_a_tier_per_speaker(tmp_path, capsys):
 def test_align_refuses_intervals_that_cannot_be(corpus, tmp_path, capsys):
     wave = said(TEXTS["ben"]).samples_T
     tiers = {"late": [("ann", 0.1, 60.0, "seven")], "none": [("ann", 0.0, 0.5, " ")]}
-    tiers |= {"junk": None, "latin": None}
+    tiers |= {"junk": None, "latin": None, "bell": [("ann", 0.1, 0.5, "seven\a")]}
     for name, spans in tiers.items():
         soundfile.write(tmp_path / f"{name}.wav", wave, RATE)
         path = tmp_path / f"{name}.TextGrid"
@@ -329,6 +329,7 @@ def test_align_refuses_intervals_that_cannot_be(corpus, tmp_path, capsys):
     said_ = capsys.readouterr().err
     assert "late, ann, 0.10 to 60.00 s: " in said_
     assert "none.TextGrid has no interval with text" in said_
+    assert "bell.TextGrid has the control character '\\x07'; delete it there" in said_
     assert "junk.TextGrid is no TextGrid that praatio can read" in said_
     assert "latin.TextGrid, line 1 has the byte 0xfc, so it is not UTF-8; convert it" in said_
 
@@ -344,7 +345,12 @@ def test_align_names_what_it_left_out(corpus, tmp_path, capsys):
     folder = tmp_path / "c"
     folder.mkdir()
     wave = said(TEXTS["ben"]).samples_T
-    for name, text in {"good": "seven one", "bad": "seven zebra", "mute": None}.items():
+    for name, text in {
+        "good": "seven one",
+        "bad": "seven zebra",
+        "null": "seven\0one",
+        "mute": None,
+    }.items():
         soundfile.write(folder / f"{name}.wav", wave, RATE)
         if text:
             (folder / f"{name}.txt").write_text(text)
@@ -355,9 +361,10 @@ def test_align_names_what_it_left_out(corpus, tmp_path, capsys):
     (folder / "linked").symlink_to(corpus / "z")
     assert run("align", "digits", folder) == 1
     said_ = capsys.readouterr()
-    assert "align: 3 of 4 recordings of 3 speakers" in said_.out
+    assert "align: 3 of 5 recordings of 4 speakers" in said_.out
     assert (tmp_path / "c-aligned/good.TextGrid").exists()
     wanted = ("alone.lab has no recording", "mute.wav has no text", "bad: no pronunciation of ZEB")
     wanted += ("c has twice.flac and twice.wav; keep one of them",)
+    wanted += (r"null.txt has the control character '\x00'; delete it there",)
     assert all(part in said_.err for part in wanted)
-    assert said_.err.count("\n") == 4
+    assert said_.err.count("\n") == 5
