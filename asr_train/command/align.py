@@ -43,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
     for problem in problems:
         complain("align", problem)
     for item in items:
-        if (output / f"{item.name}.TextGrid").resolve() == item.text.resolve():
+        paths = output / f"{item.name}.TextGrid", item.text
+        if len({str(path.resolve()).casefold() for path in paths}) == 1:  # .textgrid, too
             raise ValueError(f"the output would replace {item.text}; name another folder")
     recogniser = Recogniser.load(options.bundle, confidences=False)
     words, phones, seconds = [], [], 0.0
