@@ -114,6 +114,17 @@ def told_after(seconds: float, name: str, message: str) -> Iterator[None]:
         timer.join()  # a process that is forked next would not have the thread
 
 
+def standard_input() -> bytes:
+    """Read all of it.
+
+    Raises:
+        OSError: if it is closed.
+    """
+    if sys.stdin is None:
+        raise OSError("standard input is closed; pipe a file into it, or name a file in place of -")
+    return sys.stdin.buffer.read()
+
+
 def complain(name: str, message: str) -> None:
     """Print a line about one file; the others go on."""
     print(f"asr-train {name}: {message}", file=sys.stderr)

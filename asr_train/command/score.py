@@ -18,17 +18,16 @@ example:
 import argparse
 import json
 import re
-import sys
 import unicodedata
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from asr_train.checks import keep_inputs, printable, spelled
+from asr_train.command.main import standard_input
 from asr_train.files import (
     DamagedFileError,
     decoded,
-    read_jsonl,
     read_lines,
     read_yaml,
     write_text,
@@ -90,16 +89,20 @@ def run(options: argparse.Namespace) -> int:
             for utt_id, (_, text) in references.items()
         }
         scored = [Scored(u, speakers[u], WordErrors.between(*pair)) for u, pair in pairs.items()]
+        if not any(s.errors.words for s in scored):
+            raise ValueError(
+                f"{options.reference} has no words to score; give references with what was said"
+            )
         line = wer_line(total(s.errors for s in scored), printable(name))
         summary = counts(scored) | spread(scored, settings) | {"normaliser": normaliser.name}
         rows.append((scored, {"hypothesis": printable(name)} | summary))
         lines += [line, closing_words(summary)]
         shown.append(page(line, scored, pairs))
+    compared = _compared(rows[0][0], rows[1][0], settings) if len(rows) == 2 else None
     if options.details == "-":
         print("\n".join(shown))
     elif options.details:
         write_text(options.details, "\n".join(shown))
-    compared = _compared(rows[0][0], rows[1][0], settings) if len(rows) == 2 else None
     if options.json:
         content: Any = {"scores": [row for _, row in rows], "comparison": compared}
         print(json.dumps(content, indent=2, ensure_ascii=False))
@@ -190,7 +193,7 @@ def words_of(segments: list[Timed], ctm: str) -> Texts:
     """
     lanes: dict[tuple[str, int], list[Timed]] = {}
     for segment in sorted(segments, key=lambda segment: segment.start):
-        earlier = lanes.setdefault((segment.recording, segment.channel), [])
+        earlier = lanes.setdefault((nfc(segment.recording), segment.channel), [])
         if earlier and earlier[-1].start == segment.start:
             raise ValueError(
                 f"two segments of {segment.recording}, channel {segment.channel + 1}, begin at "
@@ -198,10 +201,11 @@ def words_of(segments: list[Timed], ctm: str) -> Texts:
             )
         earlier.append(segment)
     found: dict[str, list[str]] = {segment.id: [] for segment in segments}
-    for lane, spans in read_ctm(ctm).items():
+    for (recording, channel), spans in read_ctm(ctm).items():
+        lane = nfc(recording), channel
         if lane not in lanes:
             raise ValueError(
-                f"{ctm} has words of {lane[0]}, channel {lane[1] + 1}, of which the .stm has no "
+                f"{ctm} has words of {recording}, channel {channel + 1}, of which the .stm has no "
                 "segment; score the same recordings"
             )
         for span in sorted(spans, key=lambda span: span.start):
@@ -225,26 +229,25 @@ def _texts(path: str) -> Texts:
 
 
 def _rows(path: str) -> list[tuple[str, str, str]]:
-    if path.endswith(".jsonl"):
-        try:
-            rows = read_jsonl(path)
-        except DamagedFileError as error:
-            raise DamagedFileError(f"{str(error).split('; delete')[0]}; correct it") from error
-        if not all(
-            isinstance(row, dict) and {type(row.get(key)) for key in ("id", "text")} == {str}
-            for row in rows
-        ):
-            raise DamagedFileError(
-                f"{path} has lines without id and text; make it by: asr-train decode --format json"
-            )
-        return [(f"{path}, line {i}", row["id"], row["text"]) for i, row in enumerate(rows, 1)]
-    lines = decoded(sys.stdin.buffer.read(), path).split("\n") if path == "-" else read_lines(path)
+    lines = decoded(standard_input(), path).split("\n") if path == "-" else read_lines(path)
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or (path.endswith(".trn") and line.startswith(";;")):  # a comment
             continue
         where = f"{path}, line {number}"
-        if path.endswith(".trn"):
+        if path.endswith(".jsonl"):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DamagedFileError(
+                    f"{where} is not valid JSON ({error}); correct it"
+                ) from error
+            if not (isinstance(row, dict) and {type(row.get(k)) for k in ("id", "text")} == {str}):
+                raise DamagedFileError(
+                    f"{where} lacks id or text; make the file by: asr-train decode --format json"
+                )
+            found.append((where, row["id"], row["text"]))
+        elif path.endswith(".trn"):
             trn = re.fullmatch(r"(.*)\(([^()]+)\)\s*", line)
             if trn is None:
                 raise DamagedFileError(f"{where} is {line!r}; it must end with an id: (ann-1)")
@@ -260,6 +263,8 @@ def _speakers(path: str | None, references: dict[str, tuple[str, str]]) -> Texts
     if path is None:
         return {utt_id: speaker for utt_id, (speaker, _) in references.items()}
     known = _texts(path)
-    if lacking := sorted(references.keys() - known.keys()):
-        raise ValueError(f"{path} has no speaker of {', '.join(lacking[:3])}; add a line for each")
+    if lacking := sorted(utt_id for utt_id in references if not known.get(utt_id)):
+        raise ValueError(
+            f"{path} has no speaker of {', '.join(lacking[:3])}; each takes a line: ID SPEAKER"
+        )
     return {utt_id: known[utt_id] for utt_id in references}

@@ -123,6 +123,9 @@ def test_speakers_are_the_units_where_there_are_enough(tmp_path, capsys):
     (found,) = scores(capsys, *pair, "--speakers", who)["scores"]
     assert found["ci_over"] == "speakers"
     assert found["ci95"][0] < found["wer"] < found["ci95"][1]
+    who.write_text(re.sub(r"(?m)^(s0-u0000) .*", r"\1", who.read_text()))
+    assert run(*pair, "--speakers", who) == 1
+    assert f"{who} has no speaker of s0-u0000; each takes a line: ID" in capsys.readouterr().err
 
 
 def test_a_trns_speaker_ends_at_the_first_hyphen_or_else_underscore(tmp_path, capsys):
@@ -182,8 +185,21 @@ def test_one_word_in_two_unicode_forms_is_the_same_word(tmp_path, capsys):
 def test_ids_in_two_unicode_forms_are_one_id(tmp_path, capsys):
     said = write_text(tmp_path / "r", {"cafe\u0301-1": ["ONE"]})  # as macOS names files
     heard = write_text(tmp_path / "h", {"caf\u00e9-1": ["ONE"]})
+    forms = {"stm": "cafe\u0301 1 ann 0 1 ONE\n", "ctm": "caf\u00e9 1 0.1 0.5 ONE\n"}
+    timed = [tmp_path / f"x.{suffix}" for suffix in forms]
+    for path, text in zip(timed, forms.values(), strict=True):
+        path.write_text(text)
+    for pair in ((said, heard), timed):
+        assert run(*pair) == 0
+        assert "%WER 0.00 [ 0 / 1," in capsys.readouterr().out
+
+
+def test_json_lines_may_have_a_byte_order_mark_and_empty_lines(tmp_path, capsys):
+    said = write_text(tmp_path / "r", {"a": ["ONE"], "b": ["TWO"]})
+    heard = tmp_path / "h.jsonl"
+    heard.write_text('\ufeff{"id": "a", "text": "ONE"}\n\n{"id": "b", "text": "TWO"}\n\n')
     assert run(said, heard) == 0
-    assert "%WER 0.00 [ 0 / 1," in capsys.readouterr().out
+    assert "%WER 0.00 [ 0 / 2," in capsys.readouterr().out
 
 
 def test_a_hypothesis_need_not_be_named_in_utf_8(tmp_path, capsys):
@@ -200,6 +216,9 @@ def test_details_replace_no_input(tmp_path, capsys):
         assert run(path, path, "--speakers", other, "--details", given) == 1
         assert f"the output {given} would replace an input" in capsys.readouterr().err
     assert path.read_text() == "a ONE\n"
+    assert run(path, path, path, "--details", tmp_path / "new") == 1
+    assert "cannot be compared on one utterance" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
     assert run(path, path, "--json", "--details", "-") == 1
     assert "would be mixed; name a file" in capsys.readouterr().err
     assert run(path, path, "--details", "-") == 0
@@ -233,10 +252,10 @@ def test_standard_input_is_read_once(tmp_path, capsys, monkeypatch):
             "two segments of r, channel 1, begin at 0.0 s; correct",
         ),
         ({"r.txt": "", "h.txt": ""}, "has no utterance"),
-        ({"r.txt": "a\n", "h.jsonl": "[1]\n"}, "lines without id and text"),
-        ({"r.txt": "a\n", "h.jsonl": '{"id": "a", "text": null}\n'}, "lines without id and text"),
+        ({"r.txt": "a\n", "h.jsonl": "\n[1]\n"}, "h.jsonl, line 2 lacks id or text"),
+        ({"r.txt": "a\n", "h.jsonl": '{"id": "a", "text": null}\n'}, "line 1 lacks id or text"),
         ({"r.txt": "a\n", "h.jsonl": '{"id":\n'}, r"line 1 is not valid JSON .*; correct it"),
-        ({"r.txt": "a\n", "h.txt": "a\n"}, "no reference words"),
+        ({"r.txt": "a\n", "h.txt": "a ONE\n"}, r"r\.txt has no words to score; give"),
     ],
 )
 def test_what_cannot_be_scored_costs_one_line(tmp_path, capsys, files, says):
