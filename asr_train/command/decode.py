@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.checks import keep_inputs, printable
-from asr_train.command.main import complain, on_terminal, told_after
+from asr_train.command.main import complain, on_terminal, standard_input, told_after
 
 LEAST_SECONDS = 0.01  # that a recording lacks, to be called cut off
 
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     why = "preparing the search; an installation's first call compiles it, for up to a minute"
     with told_after(5, "decode", why):
         recogniser.prepare()
-    stream = io.BytesIO(sys.stdin.buffer.read()) if "-" in options.files else None
+    stream = io.BytesIO(standard_input()) if "-" in options.files else None
 
     def speaker(files: list[str]) -> list[tuple[str, Any, str]]:
         heard, lost = {}, {}

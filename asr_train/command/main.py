@@ -69,8 +69,10 @@ def _run(name: str, arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     print_any_text()
     try:
+        if sys.stdout is None:
+            raise OSError("standard output is closed; redirect it to a file or to /dev/null")
         code: int = module.run(options)
-        print(end="", flush=True)  # also if standard output is closed
+        print(end="", flush=True)  # here, so that an error of it is caught
         return code
     except KeyboardInterrupt:
         print(f"asr-train {name}: interrupted", file=sys.stderr)

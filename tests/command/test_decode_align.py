@@ -231,6 +231,20 @@ def test_files_have_different_names_or_are_refused():
         ids(["x/a b.wav", "x/a_b.wav"])
 
 
+def test_streams_that_are_closed_are_named(corpus, tmp_path, capsys, monkeypatch):
+    good = next(corpus.rglob("ben.flac"))
+    for stream, call in (
+        ("stdin", ["decode", "digits", "-"]),
+        ("stdin", ["score", "-", tmp_path]),
+        ("stdout", ["decode", "digits", good]),
+    ):
+        with monkeypatch.context() as closed:
+            closed.setattr(sys, stream, None)  # as Python does
+            assert run(*call) == 1
+        name = {"stdin": "input", "stdout": "output"}[stream]
+        assert f"asr-train {call[0]}: standard {name} is closed; " in capsys.readouterr().err
+
+
 def test_an_error_is_one_line(tmp_path, capsys):
     assert run("decode", tmp_path, "a.wav") == 1
     assert capsys.readouterr().err.count("\n") == 1
