@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         return [(name, found.get(name), lost.get(name, "")) for name in files]
 
     show = {"text": _text, "ctm": _ctm, "json": _json}[options.format]
-    failed, low = 0, []
+    decoded, low = 0, []
     names = ids(options.files)
     speakers: dict[str, list[str]] = {}
     for file in names:  # once each
@@ -105,8 +105,8 @@ def run(options: argparse.Namespace) -> int:
         for file, found, why in chain.from_iterable(_until_killed(done, [*speakers.values()])):
             if found is None:
                 complain("decode", why)
-                failed += 1
                 continue
+            decoded += 1
             if found.rate < recogniser.sample_rate:
                 low.append(f"{file} has {found.rate} Hz")
             if os.path.isfile(file) and (lacking := missing_seconds(file)) > LEAST_SECONDS:
@@ -124,6 +124,8 @@ def run(options: argparse.Namespace) -> int:
                 )
             shown = show(names[file], file, found, options.channel or 0)
             print(shown, end="", file=output, flush=True)
+        if not decoded:
+            sys.exit(1)  # within the block, so that an earlier output is kept
     if low:
         more = f" (and {len(low) - 1} more)" if low[1:] else ""
         complain(
@@ -131,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
             f"{low[0]}, below the model's {recogniser.sample_rate} Hz{more}: the upper bands are "
             "empty, so expect more errors",
         )
-    return 1 if failed else 0
+    return 1 if decoded < len(names) else 0
 
 
 def _until_killed(
@@ -164,7 +166,7 @@ def ids(files: list[str]) -> dict[str, str]:
     ]
     for way in ways:
         stems = {f: "stdin" if f == "-" else way(Path(f)) for f in files}
-        names = {f: printable("_".join(stem.split())) for f, stem in stems.items()}
+        names = {f: printable("_".join(stem.split()) or "_") for f, stem in stems.items()}
         if len(set(names.values())) == len(files):
             return names
     name = next(name for name in names.values() if [*names.values()].count(name) > 1)

@@ -52,7 +52,7 @@ class Item:
     @property
     def label(self) -> str:
         """The name without spaces, in UTF-8, for CTM."""
-        return printable("_".join(self.name.split()))
+        return printable("_".join(self.name.split()) or "_")
 
     def tier(self, kind: str) -> str:
         """Return the name of its tier of words or phones, as MFA calls it."""

@@ -27,6 +27,7 @@ from asr_train.bundle.recogniser import Recogniser
 from asr_train.bundle.store import SHIPPED
 from asr_train.command.decode import ids
 from asr_train.command.main import COMMANDS, main, told_after
+from asr_train.interop.beside import Item
 from asr_train.interop.ctm import read_ctm
 
 TEXTS = {"ann": "THREE OH NINE", "ben": "SEVEN ONE", "cat": "FIVE FIVE TWO EIGHT"}
@@ -193,6 +194,10 @@ def test_an_output_does_not_replace_a_recording(corpus, tmp_path, capsys):
         assert run(*call, tmp_path / "link") == 1
         assert "link would replace an input; name another file" in capsys.readouterr().err
     assert bundle.read_bytes() == (SHIPPED / "digits.tar").read_bytes()
+    (tmp_path / "earlier").write_text("ben SEVEN\n")
+    assert run("decode", "digits", "-o", tmp_path / "earlier", tmp_path / "no.wav") == 1
+    assert capsys.readouterr().err == f"asr-train decode: {tmp_path}/no.wav is missing\n"
+    assert (tmp_path / "earlier").read_text() == "ben SEVEN\n"
     (tmp_path / "all").mkdir()
     assert run("decode", "digits", "-o", tmp_path / "all", good) == 1
     assert f" {tmp_path}/all: is a directory; name a file in" in capsys.readouterr().err
@@ -227,6 +232,7 @@ def test_files_have_different_names_or_are_refused():
     assert ids(["d/one.wav", "d/one.flac"])["d/one.flac"] == "d/one.flac"
     assert ids(["x/a b.wav", "y/a_b.wav"]) == {"x/a b.wav": "x/a_b", "y/a_b.wav": "y/a_b"}
     assert ids(["-", "a.wav", "./a.wav"]) == {"-": "stdin", "a.wav": "a"}
+    assert ids([" .wav"])[" .wav"] == Item(" ", " .", Path(" .wav"), Path(" .lab")).label == "_"
     with pytest.raises(ValueError, match=r"x/a b.wav and x/a_b.wav would both be called x/a_b"):
         ids(["x/a b.wav", "x/a_b.wav"])
 
