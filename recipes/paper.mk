@@ -27,6 +27,8 @@ TEST_HOURS ?= $(if $(filter tiny,$(SCALE)),,2.6)
 endif
 # SCALE=tiny makes only the paper's own by default, so that it takes minutes
 OWN_TABLES := $(if $(filter tiny,$(SCALE)),table% figure% estimates,%)
+$(foreach v,HUMAN TEST_HOURS,$(if $(and $(filter-out commands,$(CORPUS)),$(filter $v,$(GIVEN))),$(error $v is for \
+  CORPUS=commands, but CORPUS is $(CORPUS); leave it out)))
 # CONDITIONS_TABLE: the test sets of a table that has several, of those that only commands has
 CONDITIONAL := $(patsubst CONDITIONS_%,%,$(filter CONDITIONS_%,$(.VARIABLES)))
 ALL_TABLES := $(filter-out paper $(if $(filter commands,$(CORPUS)),,$(CONDITIONAL)),$(basename $(notdir $(wildcard $(CURDIR)/*.yaml))))

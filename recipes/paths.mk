@@ -1,7 +1,7 @@
 # make splits names at spaces, the shell and settings read some characters otherwise: such paths are refused. $1 is the
 # variable, $2 the path, $3 what to do; $4 is what it is, if not a path.
 hash := \#
-ODD_CHARACTERS := \ & ; ( ) ' " ` $$ , = ~ $(hash) ! { } [ ] * ? < > | : %
+ODD_CHARACTERS := \ & ; ( ) ' " ` $$ , = ~ $(hash) ! { } [ ] * ? < > | : % ^
 one_word = $(if $(word 2,$2),$(error $1 is '$2', but make does not support $(or $4,paths) with spaces; $3))$(foreach \
   c,$(ODD_CHARACTERS),$(if $(findstring $c,$2),$(error $1 is '$2', but $(or $4,paths) with $c are not supported; $3)))
 $(call one_word,the checkout,$(CURDIR),move it to a folder without one)

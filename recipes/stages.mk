@@ -47,10 +47,11 @@ $(error unknown variable $(firstword $(UNKNOWN))$(shell $(PY) -c 'import sys, di
   $(firstword $(UNKNOWN)) $(KNOWN)); `make help` and the recipe's README list them)
 endif
 # MORE, DEV_DIR, TEST_DIRS and TEXT are variables of all recipes with recordings, but some have no use for them.
-unused = $(if $2,$(if $(findstring $(firstword $2),$(CONF)),,$(error $1 is '$($1)', but this recipe reads no such files; leave it out)))
-$(call unused,MORE,$(value MORE_DIRS))
-$(call unused,$(if $(value TESTED),TEST_DIRS,DEV_DIR),$(value HELD_OUT))
-$(call unused,TEXT,$(value TEXTS))
+# $3 are the settings that would name them.
+unused = $(if $2,$(if $(strip $(foreach k,$3,$(findstring $k,$(CONF)))),,$(error $1 is '$($1)', but this recipe reads no such files; leave it out)))
+$(call unused,MORE,$(value MORE_DIRS),.more_dirs=)
+$(call unused,$(if $(value TESTED),TEST_DIRS,DEV_DIR),$(value HELD_OUT),corpus.folder.dev_dir= corpus.folder.test_dirs.)
+$(call unused,TEXT,$(value TEXTS),lm.text= lm.small.file=)
 SETTINGS = gmm=$(ALIGNER) $(CONF) $(strip $(SET))# where two name one key, the later wins
 # C is the folder of settings files. A plan (-n) works on a copy of it, so that asking changes neither
 # what a make that runs at the same time reads, nor what is stale.

@@ -112,7 +112,11 @@ def finished(tmp_path_factory) -> Path:
         "corpus.digits.speakers={train:3,dev:2}",
         "corpus.digits.utterances={train:20,dev:4}",
         *("gmm.mono.passes=3", "gmm.mono.gaussians=70", "optim.epochs=1", "model.dnn.width=16"),
-        *("decode.acoustic_scales=[0.1]", "decode.insertion_penalties=[0.0]", "score.bootstrap=9"),
+        *(
+            "decode.acoustic_scales=[0.1]",
+            "decode.insertion_penalties=[0.0]",
+            "score.bootstrap=100",
+        ),
     ]
     resolve = ["conf", "dnn", "corpus=digits", "lang=digits", *conf]
     for call in ["resolve", *CHAIN]:

@@ -49,7 +49,7 @@ def test_a_space_in_a_path_is_refused_in_one_line(where, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["R&D", "a,b", "c(1)", "it's", "x;y", "50%", "a=b", "a:b", "a*", "a\\b"]
+    "name", ["R&D", "a,b", "c(1)", "it's", "x;y", "50%", "a=b", "a:b", "a*", "a\\b", "a^b"]
 )
 def test_a_path_that_the_shell_or_settings_would_read_is_refused(tmp_path, name):
     corpus = tmp_path / name
@@ -119,14 +119,15 @@ def test_names_of_speakers_are_no_commands(tmp_path, recipe, name, content):
     assert not trap.exists()
 
 
-@pytest.mark.parametrize("variable", ["TEXT", "MORE"])
+@pytest.mark.parametrize("variable", ["TEXT", "MORE", "TEST_DIRS"])
 def test_files_that_a_recipe_does_not_read_are_refused(tmp_path, variable):
-    for name in ("corpus", "more"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "utterances.tsv").touch()
+    """Also where their path begins one that it reads."""
+    corpus = tmp_path / "more" / "corpus"
+    corpus.mkdir(parents=True)
+    for folder in (corpus, corpus.parent):
+        (folder / "utterances.tsv").touch()
     recipe = "folder" if variable == "TEXT" else "fsdd"
-    asked = (f"{k}={tmp_path / v}" for k, v in (("CORPUS_DIR", "corpus"), (variable, "more")))
-    asked = *asked, f"W={tmp_path / 'w'}"
+    asked = f"CORPUS_DIR={corpus}", f"{variable}={corpus.parent}", f"W={tmp_path / 'w'}"
     one_line(make(ROOT / "recipes" / recipe, "-n", *asked), f"{variable} is .*reads no such files")
 
 

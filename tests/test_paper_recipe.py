@@ -297,6 +297,13 @@ def test_a_paper_without_tables_of_its_own_names_makes_all(make, tmp_path):
         make(str(folder), tmp_path / "w", "-n", "TABLES=", "paper")
 
 
+def test_variables_of_commands_are_refused_with_other_speech(make, tmp_path):
+    for given in "HUMAN=/people", "TEST_HOURS=5":
+        name = given.partition("=")[0]
+        with pytest.raises(AssertionError, match=f"{name} is for CORPUS=commands, but .* digits"):
+            make("seide2014_1bit", tmp_path / "w", "-n", given, "paper")
+
+
 def test_a_test_set_whose_name_begins_with_anothers_is_decoded(make, tmp_path):
     """Where the features of the other alone are there already."""
     work = tmp_path / "w"

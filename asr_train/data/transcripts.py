@@ -55,13 +55,17 @@ class Transcriber:
             letters.isascii() and letters.isalpha()
         ):
             return upper
-        if self.settings.digits is Digits.number and any(c.isnumeric() for c in letters):
+        if self.settings.digits is not Digits.refuse and any(c.isnumeric() for c in letters):
             self._refuse_signs(TAG.sub("", " ".join(upper)).split())
         words = transcribed(text, self.settings.normaliser, self._known)
         return [read for word in words for read in self._read(word)]
 
     def _refuse_signs(self, tokens: Sequence[str]) -> None:
         for token in tokens:
+            if re.match(r"[^\w.]*\.\d", token):
+                raise DigitsError(f"{token} begins with a point; write what was said")
+            if self.settings.digits is not Digits.number:
+                continue
             word = token.strip(PUNCTUATION)
             if SPOKEN_SIGNS.search(word) and word not in self._known:
                 raise DigitsError(f"{word} is more than a number; write what was said")

@@ -101,4 +101,4 @@ class LangSettings:
 
     def __post_init__(self) -> None:
         within(0.01, 0.99, silence_probability=self.silence_probability)
-        positive(phone_states=self.phone_states, silence_states=self.silence_states)
+        within(1, 64, phone_states=self.phone_states, silence_states=self.silence_states)

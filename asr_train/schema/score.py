@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
-from asr_train.schema.fields import LEFT_OUT, SettingsError, at, not_negative, positive
+from asr_train.schema.fields import LEFT_OUT, SettingsError, at, not_negative, within
 
 
 class NormaliserKind(Enum):
@@ -41,7 +41,7 @@ class ScoreSettings:
         return {"bootstrap": self.bootstrap, "seed": self.seed}
 
     def __post_init__(self) -> None:
-        positive(bootstrap=self.bootstrap)
+        within(100, 10_000_000, bootstrap=self.bootstrap)
         not_negative(seed=self.seed)
         if self.speaker_groups is not None:
             try:

@@ -270,7 +270,11 @@ def reduction(
         a_SU, b_SU = counts_RSU
         # What each count moves the ratio by, to first order, times their number
         moved_SU = (a_SU - b_SU - relative * a_SU) / a_SU.mean()
-        limits, p = crossed(relative, moved_SU)
+        if b:
+            limits, p = crossed(relative, moved_SU)
+        else:  # then the ratio does not move, but its numerator does
+            (low, _), p = crossed(relative, a_SU / a_SU.mean())
+            limits = low, 1.0
     by_pair = tuple(float((a - b) / a) if a else None for a, b in totals_RS.T)
     return Reduction(relative, by_pair, limits, p)
 

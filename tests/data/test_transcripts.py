@@ -79,6 +79,11 @@ def test_digits_are_refused_with_the_settings_that_read_them(words_of):
     )
     with pytest.raises(DigitsError, match="5TH is not a number"):
         words_of("5th", digits=Digits.number)
+    for digits in (Digits.each, Digits.number):
+        for text in (".25", "(.5)", "\u2212.5"):
+            with pytest.raises(DigitsError, match=re.escape(text) + " begins with a point; write"):
+                words_of(f"about {text} inch", digits=digits)
+        assert words_of("so ...5", digits=digits) == "SO FIVE"
 
 
 @pytest.mark.parametrize(

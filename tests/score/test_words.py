@@ -349,6 +349,16 @@ def test_what_one_seed_gains_is_no_gain_of_the_method():
     assert found.p > 0.1
 
 
+def test_few_errors_that_are_all_gone_are_no_proof():
+    """Their ratio is 1 in every draw, however few they were."""
+    b = {f"u{i:02d}": WordErrors(10) for i in range(20)}
+    pairs = [({**b, f"u{i:02d}": WordErrors(9, 1)}, b) for i in (1, 5, 9)]
+    found = reduction(pairs, 500, 1)
+    assert (found.relative, found.ci95[1]) == (1, 1)
+    assert found.ci95[0] < 0
+    assert found.p == pytest.approx(0.083, abs=0.001)
+
+
 def test_a_reduction_does_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     a, b = speakers(20, 0.2), speakers(20, 0.15, seed=1)
     whole = reduction([(a, b)], 300, 1)
