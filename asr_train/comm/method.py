@@ -262,7 +262,8 @@ class ExchangeMethod:
 
         What all of them owed, per model, is divided among the workers that now share one, a slice
         of the elements each, so that nothing is rounded; where models are averaged, its effect is
-        the same. Vectors that were cut into the workers' parts are cut anew.
+        the same. Vectors that were cut into the workers' parts are cut anew. What was sent is
+        counted so that means over the workers stay.
 
         Args:
             states: the `worker_state` of each worker of that run, in order.
@@ -271,7 +272,9 @@ class ExchangeMethod:
             The sum of squares of what is owed per model.
         """
         sent, owed, parts = Sent(), dict[str, Tensor](), dict[str, list[Tensor]]()
+        before = 0
         for state in states:
+            before += 1
             sent.add(Sent(*state["sent"]))
             for name, vector_P in state.get("owed", {}).items():
                 owed[name] = owed[name].add_(vector_P) if name in owed else vector_P.clone()
@@ -279,6 +282,7 @@ class ExchangeMethod:
                 parts.setdefault(name, []).append(part)
         if models > 1:
             owed = {name: vector_P / models for name, vector_P in owed.items()}
+        sent = sent.rescaled(before, len(self.exchange))
         whole = {name: torch.cat(cut).view(models, -1).mean(0) for name, cut in parts.items()}
         for group, reducer in zip(self.groups, self.reducers, strict=True):
             for worker in group.local:

@@ -136,6 +136,14 @@ class Sent:
         for name, value in asdict(other).items():
             setattr(self, name, getattr(self, name) + value)
 
+    def rescaled(self, before: int, now: int) -> "Sent":
+        """Return the sum for `now` workers of which each sent as much as `before` did on average.
+
+        Overflows are a sum whose mean is not taken, so they stay.
+        """
+        counts = {name: round(value * now / before) for name, value in asdict(self).items()}
+        return Sent(**{**counts, "overflows": self.overflows})
+
 
 class Reducer(ABC):
     """A group's gradients -> the update of its model. This base class has no state.

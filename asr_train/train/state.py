@@ -49,7 +49,7 @@ class Interval:
     """Sums over some steps, of one worker or of all; their means are what the log shows."""
 
     steps: int = 0
-    skipped: int = 0  # of the steps: a gradient was not finite, so they count no frames
+    skipped: float = 0  # of the steps: a gradient was not finite, so they count no frames
     frames: int = 0
     loss: float = 0.0  # nats
     correct: int = 0  # frames
@@ -358,6 +358,8 @@ class RunState:
         for content in map(saved.load, range(saved.workers)):
             counted.add(Interval(**content["since_log"]))
         counted.steps //= saved.workers
+        for sums in (counted, self.in_epoch):  # means over the workers stay
+            sums.skipped *= len(self.method.exchange) / saved.workers
         self.since_log = {w: Interval(steps=counted.steps) for w in self.since_log}
         if 0 in self.since_log:
             self.since_log[0] = counted

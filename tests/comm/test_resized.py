@@ -58,11 +58,14 @@ def test_what_is_owed_is_conserved_and_parts_are_cut_anew(before, after):
             owed = {name: torch.randint(-8, 9, (SIZE,), generator=rng) / 4 for name in total}
             total = {name: total[name] + owed[name] for name in total}
             parts = {"squares": squares_P[own.start : own.stop]}
-            state = {"sent": [0, 0, 0, 0], "owed": owed, "parts": parts}
+            state = {"sent": [60, 30, 1, 90, 0], "owed": owed, "parts": parts}
             reducer.load_worker_state(worker, state)
     states = [old.worker_state(worker) for worker in old.exchange.local]
     squares = new.load_resized(states, models)
     kept = [new.worker_state(worker) for worker in new.exchange.local]
+    counts = [sum(each) for each in zip(*(state["sent"] for state in kept), strict=True)]
+    mean = [count * after[0] for count in (60, 30, 0, 90, 0)]
+    assert counts == [*mean[:2], before[0], *mean[3:]]  # overflows are a sum
     for name, wanted_P in total.items():
         assert torch.equal(sum(state["owed"][name] for state in kept), wanted_P / models)
     assert squares == sum(float((v / models).square().sum()) for v in total.values())

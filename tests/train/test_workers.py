@@ -352,6 +352,28 @@ def test_another_number_of_workers_keeps_what_is_owed(
     assert json.loads((folder / "model.json").read_text())["dev"]["accuracy"] > 0.8
 
 
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_a_row_of_two_numbers_of_workers_has_means_over_workers(
+    splits, tmp_path, monkeypatch, workers
+):
+    folder, one_gradient = tmp_path / "killed", steps.one_gradient
+
+    def spoiled(model, batch, state, seed):
+        gradient, learned = one_gradient(model, batch, state, seed)
+        if seed == steps.seed_of(state.optim.seed, 8, 0):  # worker 0 in step 8
+            gradient.grad_P.fill_(np.nan)
+        return gradient, learned
+
+    monkeypatch.setattr(steps, "one_gradient", spoiled)
+    killed(folder, splits, "allreduce", 12, monkeypatch)  # after the checkpoint of step 10
+    virtual(folder, splits, "allreduce", workers)
+    first, second = rows(folder)[:2]
+    assert first["step"] == 7 < 10 < second["step"]
+    assert second["skipped"] == 1
+    assert second["sent_bits"] == first["sent_bits"]
+    assert second["compression_ratio"] == 1
+
+
 @pytest.mark.parametrize(
     ("threshold", "adaptive", "warnings"),
     [
