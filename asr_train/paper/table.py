@@ -102,8 +102,8 @@ def paper_table(
             comm = runs[0].about["settings"]["comm"]
             speed = simulated(case, cluster, row.settings, defaults, row.paper, comm)
             if speed is not None:
-                frames = _mean([_frames(run) for run in runs])
-                alone = _mean([_frames(each.run) for each in base])
+                frames = _mean([_whole(run, _frames(run)) for run in runs])
+                alone = _mean([_whole(each.run, _frames(each.run)) for each in base])
                 speed["speedup_total"] = (
                     speed["speedup"] * alone / frames if alone and frames else None
                 )
@@ -324,7 +324,9 @@ def ours_of(
         "frames_an_epoch": _frames(runs[0]) / max(1, len(frame_errors[0])),
         "staleness": mean("staleness"),
         "frames_a_cpu_second": _mean(speeds),
-        "cpu_minutes": _mean([second / 60 for second in seconds]),
+        "cpu_minutes": _mean(
+            [_whole(run, second / 60) for run, second in zip(runs, seconds, strict=True)]
+        ),
         "virtual_seconds": _mean(virtual),
         **({"diverged": diverged} if diverged else {}),
         **({"full_rate_epochs": full_rate} if optim.get("halving") == Halving.newbob.name else {}),
@@ -389,6 +391,11 @@ def _minibatches(run: Trained) -> list[float]:
 def _frames(run: Trained) -> int:
     """Return the number of frames trained on in all epochs."""
     return int(_last(run, "frames") or 0)
+
+
+def _whole(run: Trained, total: float) -> float | None:
+    """Return a total of the whole run; None if it diverged, as it then depends on when it did."""
+    return total if _last(run, "diverged") is None else None
 
 
 def _last(run: Trained, key: str) -> Any:

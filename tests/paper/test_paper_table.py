@@ -369,6 +369,21 @@ def test_speed_ups_in_total_time_count_the_frames_that_were_needed(nodes):
     assert alone != needed
 
 
+@pytest.mark.parametrize("which", ["row", "baseline"])
+def test_a_run_that_diverged_has_no_total_time(tmp_path, which):
+    table = a_table(tmp_path, "ladkat2019", "table_1_workers", METHODS)
+    trained = all_finished(table)
+    run = (table.rows[0] if which == "row" else table.baseline).runs[0]
+    trained[run.name].log[-1]["diverged"] = "the loss is nan at step 7"
+    content = tabulated(table, trained)
+    cells = shown(content, table.rows[0].label)
+    assert cells["speed-up in total time: paper / simulated"].endswith(f" / {DASH}")
+    assert not cells["speed-up in frames/s: paper / simulated"].endswith(DASH)
+    assert (cells["minutes, CPU of this machine"] == DASH) == (which == "row")
+    plot(content, tmp_path / "made.png")
+    assert "diverged" in markdown(content)
+
+
 def test_values_of_the_paper_take_the_place_of_the_scaled_ones():
     comm = speed.at_paper_scale(_comm("bmuf_gtc"), {"comm.workers": 128, "comm.group_size": 8})
     assert isinstance(comm, CommSettings)
