@@ -209,10 +209,16 @@ def _learning_words(run: str, rows: Sequence[Row]) -> str:
     text = f"{run}: {train[-1]['step']:,} steps, {train[-1]['frames'] / 1e6:.2f} million frames"
     if not dev:
         return f"{text}; its log has no dev loss yet."
+    why = dev[-1].get("diverged")
+    diverged = (
+        f", then it diverged ({why}) and was tested with its last sound checkpoint, or as it began"
+        if why is not None
+        else ""
+    )
     return (
         f"{text}, {len(dev)} epochs; dev loss {dev[0]['dev_loss']:.3f} to "
-        f"{dev[-1]['dev_loss']:.3f} nats per frame, dev frame accuracy "
-        f"{100 * dev[0]['dev_accuracy']:.1f} to {100 * dev[-1]['dev_accuracy']:.1f} %."
+        f"{dev[-1]['dev_loss']:.3f} per frame, dev frame accuracy "
+        f"{100 * dev[0]['dev_accuracy']:.1f} to {100 * dev[-1]['dev_accuracy']:.1f} %{diverged}."
     )
 
 

@@ -53,7 +53,7 @@ STYLE: dict[Any, Any] = {
 NARROW = 4.6  # inches: readable on a phone
 DRAWN_POINTS = 1500  # of a training curve; more are averaged
 CURVES = (  # key of the log, title, factor
-    ("loss", "loss (nats per frame)", 1.0),
+    ("loss", "loss per frame (nats; sMBR: wrong frames)", 1.0),
     ("accuracy", "frame accuracy (%)", 100.0),
     ("rate", "learning rate (per frame)", 1.0),
 )

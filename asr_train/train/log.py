@@ -2,7 +2,8 @@
 
 log.jsonl has a row every `optim.log_steps` steps, over the steps since the previous row:
     step, epoch, frames     so far; epochs count from 1, frames of skipped steps are left out
-    loss, accuracy          nats per frame and share of frames; null if all steps were skipped
+    loss, accuracy          loss per frame (nats; of sMBR expected wrong frames) and share of
+                            frames; null if all steps were skipped
     rate, minibatch         per frame; frames per step, of all workers
     sent_bits, elements_sent, compression_ratio    per step and worker, on average: messages with
                             their headers, counted once for all receivers; the ratio is dense fp32

@@ -85,7 +85,7 @@ class Schedule:
         self._share = share(self.settings, epochs, added_up)
 
     def end_epoch(self, dev_loss: float) -> None:
-        """Update the schedule by DEV's loss in nats per frame after an epoch."""
+        """Update the schedule by DEV's loss per frame after an epoch."""
         state, last_loss = self._state, self._state.last_loss
         state.epochs += 1
         if self.settings.halving is Halving.listed and self.settings.auto_rate is None:

@@ -51,7 +51,7 @@ class Interval:
     steps: int = 0
     skipped: float = 0  # of the steps: a gradient was not finite, so they count no frames
     frames: int = 0
-    loss: float = 0.0  # nats
+    loss: float = 0.0  # nats; of sMBR, expected wrong frames
     correct: int = 0  # frames
     compute_seconds: float = 0.0
     exchange_seconds: float = 0.0
@@ -66,7 +66,7 @@ class Interval:
             setattr(self, name, getattr(self, name) + value)
 
     def mean_loss(self) -> float | None:
-        """Return nats per frame; None if all steps were skipped."""
+        """Return the loss per frame; None if all steps were skipped."""
         return self.loss / self.frames if self.frames else None
 
     def accuracy(self) -> float | None:
@@ -105,7 +105,7 @@ class Learned(NamedTuple):
     """What a worker's minibatch showed: its frames, and what is summed over them."""
 
     frames: int
-    sums_2: Tensor  # float32: loss in nats, correct frames; still on the device
+    sums_2: Tensor  # float32: loss, correct frames; still on the device
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class Progress:
     share: float = 0.0  # of the current epoch's data before them, at the last checkpoint
     step: int = 0  # steps taken, including skipped ones
     frames: int = 0  # of all workers, up to the last row of the log
-    dev_loss: float | None = None  # at the end of the last epoch, nats per frame
+    dev_loss: float | None = None  # at the end of the last epoch, per frame
     dev_accuracy: float | None = None
     log_bytes: int = 0  # of log.jsonl
 

@@ -323,6 +323,21 @@ def test_dev_points_stand_at_the_frames_of_their_steps(inputs):
     assert pictures.dev_curve(rows, "loss") == pytest.approx(np.array(expected))
 
 
+def test_a_run_that_diverged_is_said_to_have_and_losses_are_not_all_in_nats(inputs, undrawn):
+    rows = inputs["logs"]["dnn"]
+    rows[-1]["diverged"] = "loss is nan at step 480"
+    text = outline(page.build_page(**inputs)[0]).text
+    assert re.search(
+        r" per frame, dev frame accuracy \S+ to \S+ %, then it diverged \(loss is nan at step "
+        r"480\) and was tested with its last sound checkpoint, or as it began\.",
+        text,
+    )
+    assert not re.search(r"dev loss \S+ to \S+ nats", text)
+    assert pictures.curves(inputs["logs"], ["dnn"])["chart_loss"]["title"] == (
+        "loss per frame (nats; sMBR: wrong frames)"
+    )
+
+
 def test_decisions_of_controllers_are_lines_and_no_points(inputs, undrawn):
     tried = {"tried": [[32, 0.5], [64, 0.5]], "minibatch_frames_before": 32}
     checked = {"held_out_accuracy": 0.61, "held_out_accuracy_before": 0.62}
@@ -335,5 +350,6 @@ def test_decisions_of_controllers_are_lines_and_no_points(inputs, undrawn):
     text = outline(html).text
     assert "dnn: minibatch size by trial, frames per worker: 32, then 64 (step 9)." in text
     assert "revert (step 9, 61.0 %, 0.1)." in text
+    assert "diverged" not in text
     for curve in (pictures.training_curve, pictures.dev_curve):
         assert np.array_equal(curve([*decided, *rows], "accuracy"), curve(rows, "accuracy"))
