@@ -6,7 +6,7 @@ of the paper or for 4 on a laptop. A run is named after paper and settings, so t
 several tables share a run. Knows nothing of how runs are trained.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from typing import Any
 from asr_train.cost.papers import read_paper
 from asr_train.paper.ratios import RATIOS
 from asr_train.schema import SettingsError, load
+from asr_train.schema.fields import dotted
 
 Value = int | float | str | bool | None | dict[str, Any]
 WORKERS = "comm.workers"
@@ -295,6 +296,7 @@ def read_table(path: Path | str, scale: str) -> Table:
     settings = load(TableSettings, path)
     if scale not in paper.scales:
         raise SettingsError(f"SCALE is {scale}; {path.parent.name} has {', '.join(paper.scales)}")
+    _check_scales(path, settings, paper)
     printed = printed_rows(read_paper(paper.paper), settings.table)
     if given:
         wrong = next((word for word in given if not word.isdecimal()), None)
@@ -339,6 +341,37 @@ def read_table(path: Path | str, scale: str) -> Table:
     _check_claims(path, table)
     runs_by_settings([table])
     return table
+
+
+def _check_scales(path: Path, settings: TableSettings, paper: PaperSettings) -> None:
+    """Refuse scales of `times` and `seeds` that the paper lacks, and factors of what no row sets.
+
+    Factors of a table apply to its rows' own settings alone (see `run_of`).
+    """
+    rows = [settings.baseline, *settings.rows]
+    scaled = [("times", settings.times.keys()), *(("seeds", row.seeds.keys()) for row in rows)]
+    for name, scales in scaled:
+        if unknown := scales - paper.scales.keys():
+            raise SettingsError(
+                f"{path}: {name} has the scale {min(unknown)!r}; paper.yaml's scales are "
+                f"{', '.join(paper.scales)}"
+            )
+    known = dict.fromkeys(key for row in rows for key in _keys("", row.set))
+    for scale, factors in settings.times.items():
+        if unknown := factors.keys() - known.keys():
+            raise SettingsError(
+                f"{path}: times.{scale} has {min(unknown)!r}, which no row sets, so that it would "
+                f"have no effect; rows set {', '.join(known) or 'nothing'}"
+            )
+
+
+def _keys(where: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the dotted keys of settings, of groups those within."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _keys(dotted(where, key), value)
+        else:
+            yield dotted(where, key)
 
 
 def _check_claims(path: Path, table: Table) -> None:

@@ -191,6 +191,12 @@ def test_a_table_may_scale_what_its_rows_set_in_another_way(tmp_path):
     (table,) = read(folder_with(tmp_path, table1=table), "small", "table1")
     assert table.rows[2].runs[0].values["comm.gtc.threshold"] == 8.0
     assert table.rows[1].runs[0].values["comm.gtc.threshold"] == 2.0  # the run's default
+    adaptive = {"comm.gtc.adaptive": {"density": 0.01, "band": 2.0}}
+    rows = [{"run": "gtc", "set": adaptive, "label": "adaptive"}]
+    table = {**TABLE, "rows": rows, "times": {"small": {"comm.gtc.adaptive.density": 3.0}}}
+    (table,) = read(folder_with(tmp_path, table1=table), "small", "table1")
+    found = table.rows[0].runs[0].values["comm.gtc.adaptive"]
+    assert found == {"density": 0.03, "band": 2.0}
 
 
 def test_a_scale_may_choose_the_default_value_of_a_run_unscaled(tmp_path):
@@ -232,6 +238,19 @@ def test_names_are_good_for_make_and_a_shell(tmp_path):
         ({"table": "table_9"}, "no table_9; it has table_1, figure_1"),
         ({"rows": [{"run": "gtc", "set": {"a.b": [1]}}]}, r"a.b is \[1\]; it must be a number"),
         ({"titel": "x"}, "did you mean title"),
+        (
+            {"times": {"smal": {"comm.workers": 0.5}}},
+            r"table1.yaml: times has the scale 'smal'; paper.yaml's scales are small, full",
+        ),
+        (
+            {"rows": [{"run": "gtc", "label": "a", "seeds": {"tiny": [1]}}]},
+            r"table1.yaml: seeds has the scale 'tiny'; paper.yaml's scales are small, full",
+        ),
+        (
+            {"times": {"full": {"comm.gtc.treshold": 0.5}}},
+            r"table1.yaml: times.full has 'comm.gtc.treshold', which no row sets, .* rows set "
+            "comm.workers, comm.gtc.threshold$",
+        ),
     ],
 )
 def test_what_a_file_says_wrongly_is_named(tmp_path, change, message):
