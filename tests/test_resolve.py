@@ -54,6 +54,11 @@ from scripts.resolve import resolve
         ),
         ("model.dnn.rank=128", r"model\.dnn\.rank is 128; it must lie in \[1, 127\]"),
         ("optim.hold_epochs=-5", "hold_epochs is -5"),
+        (
+            "optim.warmup_epochs=0 optim.warmup_from=0.1",
+            r"optim\.warmup_from is 0\.1, but has no effect, as optim\.warmup_epochs is 0; set",
+        ),
+        ("comm.timeout_seconds=1e10", r"^comm\.timeout_seconds is 1\S+; it must lie in \[0.001,"),
         ("optim.newbob_gain=5", "newbob_gain is 5"),
         ("gmm.mono.realign_first=-4", "realign_first is -4"),
         ("WORKERS=2", r"WORKERS is a variable of make; call make with WORKERS=\.\.\."),
@@ -61,7 +66,7 @@ from scripts.resolve import resolve
 )
 def test_a_bad_override_is_refused(override, message):
     with pytest.raises(SettingsError, match=message):
-        settings("dnn", [override])
+        settings("dnn", override.split())
 
 
 @pytest.mark.parametrize(

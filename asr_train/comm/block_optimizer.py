@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from asr_train.comm.blocks import BlockUpdate
 from asr_train.comm.processes import of_group
 from asr_train.schema import BlockForm, BlockVelocity, BmufSettings
-from asr_train.schema.fields import positive
+from asr_train.schema.comm import TIMEOUTS
+from asr_train.schema.fields import within
 
 
 class BlockMomentum(torch.optim.Optimizer):
@@ -87,7 +88,7 @@ class BlockMomentum(torch.optim.Optimizer):
                     f"BlockMomentum: parameter {name} is {p.dtype} on {p.device}; all must be "
                     f"real numbers on {device}"
                 )
-        positive(timeout_seconds=timeout_seconds)
+        within(*TIMEOUTS, timeout_seconds=timeout_seconds)
         self._exchange = of_group(process_group, device, timeout_seconds)
         given = BmufSettings(
             block_steps=block_steps,

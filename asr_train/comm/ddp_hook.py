@@ -31,7 +31,8 @@ from asr_train.comm.optimizer import Shape
 from asr_train.comm.processes import of_group
 from asr_train.comm.reducers import Gradient, Reducer, Sent, dense
 from asr_train.schema import GtcSettings, OneBitSettings
-from asr_train.schema.fields import not_negative, positive
+from asr_train.schema.comm import TIMEOUTS
+from asr_train.schema.fields import not_negative, positive, within
 
 
 class ReducerHook(ABC):
@@ -67,7 +68,8 @@ class ReducerHook(ABC):
         start_iter: int = 0,
         max_norm: float | None = None,
     ) -> None:
-        positive(max_norm=max_norm, timeout_seconds=timeout_seconds)
+        positive(max_norm=max_norm)
+        within(*TIMEOUTS, timeout_seconds=timeout_seconds)
         not_negative(start_iter=start_iter)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         table, device = slots(named)

@@ -159,6 +159,7 @@ class BmufSettings:
         return eta
 
 
+TIMEOUTS = 1e-3, 1e6  # seconds; sockets take no more than 2**31 ms
 MOST_CHOSEN = 8  # workers per group, if the number is not set
 
 
@@ -182,7 +183,8 @@ class CommSettings:
     asynchronous: AsynchronousSettings | None = None
 
     def __post_init__(self) -> None:
-        positive(timeout_seconds=self.timeout_seconds, check_steps=self.check_steps)
+        within(*TIMEOUTS, timeout_seconds=self.timeout_seconds)
+        positive(check_steps=self.check_steps)
         positive(stripes=self.stripes, workers=self.workers)
         for name in self.method.facts.needs:
             if getattr(self, name) is None:

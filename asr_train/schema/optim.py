@@ -202,6 +202,11 @@ class OptimSettings:
             positive(divisors=divisor)
         within(0, 1e6, warmup_epochs=self.warmup_epochs)
         within(1e-9, 1, warmup_from=self.warmup_from)
+        if self.warmup_from is not None and self.warmup_epochs == 0:
+            raise SettingsError(
+                f"{at('warmup_from')} is {self.warmup_from}, but has no effect, as "
+                f"{at('warmup_epochs')} is 0; set that above 0, or leave warmup_from null"
+            )
         ends = [phase.until for phase in self.phases]
         if ends != sorted(set(ends)):
             raise SettingsError(f"{at('phases')} end at {ends} epochs; each must end later")

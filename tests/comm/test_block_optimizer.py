@@ -344,6 +344,8 @@ def test_settings_of_numpy_leave_a_state_of_plain_data():
 def test_schedules_apply_and_wrong_numbers_and_new_parameters_are_refused():
     def main(exchange):
         model = network()
+        with pytest.raises(ValueError, match=r"^timeout_seconds is 1e\+30; it must lie in"):
+            BlockMomentum(model, sgd(model), block_steps=4, timeout_seconds=1e30)
         with pytest.raises(ValueError, match="block_steps is 0"):
             BlockMomentum(model, sgd(model), block_steps=0)
         with pytest.raises(ValueError, match=r"zeta is 3\.0, more than 2 ranks; set eta"):
