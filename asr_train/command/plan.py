@@ -193,8 +193,11 @@ def parameters(given: Mapping[str, str]) -> float:
 
         settings = model_settings(name)
         return num_parameters(settings, whole(given, "mels"), whole(given, "outputs"))
-    if not 1 <= count < math.inf:
-        raise ValueError(f"model is {name!r}; a number of parameters must be at least 1, as 24M")
+    if not 1 <= count <= 1 / SMALLEST:
+        raise ValueError(
+            f"model is {name!r}; a number of parameters must be at least 1, as 24M, and at most "
+            f"{1 / SMALLEST:g}"
+        )
     return count
 
 

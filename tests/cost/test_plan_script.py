@@ -104,6 +104,7 @@ def test_densities_are_the_papers():
         (("fps=inf",), "fps is 'inf'; it must be a positive number, from 1e-12 to 1e.12"),
         (("fps=1e-320",), "fps is '1e-320'; it must be a positive number"),
         (("model=-5M",), "model is '-5M'; a number of parameters must be at least 1"),
+        (("model=1e308",), r"model is '1e308'; .* at least 1, as 24M, and at most 1e\+12"),
         (("model=0.01",), "model is '0.01'; a number of parameters must be at least 1"),
     ],
 )
