@@ -179,7 +179,7 @@ def tell_apart(
         for root, table in zip(roots, tables, strict=True):
             own = {getattr(row, what) for row in table}
             clash = sorted(own & taken)
-            prefix = root.resolve().name.replace(".", "_")
+            prefix = intake.without_marks(root.resolve().name)
             if again := sorted({f"{prefix}-{name}" for name in clash} & (own | taken)):
                 raise CorpusError(
                     f"{root / TABLE}: {what} {few(clash)} is in an earlier folder, and "

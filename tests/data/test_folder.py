@@ -356,6 +356,15 @@ def test_names_that_clash_get_the_name_of_the_later_folder(folder, tmp_path):
     }
 
 
+def test_the_name_of_a_linked_folder_in_an_id_is_a_word(folder, tmp_path):
+    root = tmp_path / "my calls.v2"
+    root.mkdir()
+    Noises(root, ("ann",)).save()
+    (tmp_path / "calls").symlink_to(root)
+    folder.overrides = {"more_dirs": [str(tmp_path / "calls")]}
+    assert ids(folder.made("train"))[2:] == ["my_calls_v2-ann-one", "my_calls_v2-ann-two"]
+
+
 def test_a_folder_that_is_named_twice_is_refused(folder):
     folder.overrides = {"more_dirs": [f"{folder.root}/../{folder.root.name}"]}
     with pytest.raises(CorpusError, match="twice"):
