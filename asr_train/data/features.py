@@ -42,7 +42,8 @@ def extract(
     Returns:
         The cuts' manifest rows with their features, and the sums of their speakers.
     Raises:
-        ValueError: for a sample rate below the settings', or samples that are not finite.
+        ValueError: for a sample rate below the settings', or samples or features that are not
+            finite.
     """
     import h5py
 
@@ -86,6 +87,11 @@ def _store(cuts: list[Any], settings: FeatsSettings, path: Path, made_from: str)
             raise ValueError(
                 f"{cut.id} has {cut.duration} seconds, less than half a frame shift of "
                 f"{settings.shift_seconds}; drop it with min_seconds of the corpus"
+            )
+        if not np.isfinite(found[cut.id]).all():
+            raise ValueError(
+                f"{cut.id}: its features are not finite; its samples are too large: repair or "
+                "drop the recording"
             )
     write_h5(path, found, content=_hash(found.values()), made_from=made_from)
 

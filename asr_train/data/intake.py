@@ -29,6 +29,7 @@ from asr_train.score.normalise import NORMALISERS
 from asr_train.score.sclite import trn_id
 
 UNKNOWN_SAMPLES = 1 << 62  # libsndfile's number for a FLAC file whose header has none
+MAX_PEAK = 1e9  # relative to full scale; the power of far greater samples exceeds float32
 
 
 @dataclass(slots=True)
@@ -246,6 +247,9 @@ def _read(row: Row, settings: IntakeSettings) -> tuple[_Audio, np.ndarray]:
         raise _UnusableError("not finite", why)
     if not wave_T.any():
         raise _UnusableError("only zeros", f"{path}: all {count} samples are zero")
+    if (peak := float(np.abs(wave_T).max())) > MAX_PEAK:
+        why = f"{path} has a sample of {peak:.3g}, where full scale is 1; write it anew"
+        raise _UnusableError("out of range", why)
     return audio, wave_T
 
 

@@ -27,6 +27,7 @@ from asr_train.data.features import (
     write_h5,
     write_index,
 )
+from asr_train.data.intake import MAX_PEAK
 from asr_train.data.logmel import LogMel
 from asr_train.files import read_jsonl, write_jsonl
 from asr_train.frames import num_frames
@@ -284,6 +285,16 @@ def test_samples_that_are_no_numbers_are_refused_by_place(corpus, tmp_path):
     with pytest.raises(ValueError, match="a: sample 1234 is nan"):
         extract(cuts, settings(), tmp_path / "a.h5")
     assert not (tmp_path / "a.h5").exists()
+
+
+def test_features_that_are_no_numbers_are_refused(corpus, tmp_path):
+    with pytest.raises(ValueError, match="a: its features are not finite"):
+        extract(corpus(("a", "a", 8000, 16000, 1, 1e25)), settings(), tmp_path / "a.h5")
+
+
+def test_the_largest_samples_that_are_taken_have_finite_features():
+    wave_N = (MAX_PEAK * np.sign(np.sin(np.arange(16000)))).astype(np.float32)
+    assert np.isfinite(LogMel(settings())(wave_N)).all()
 
 
 def test_a_finished_part_is_kept_only_for_the_same_cuts_and_settings(corpus, tmp_path):

@@ -111,6 +111,7 @@ def full_of(value: float) -> Callable[[Noises], None]:
         (full_of(0.0), "only zeros", "all 4000 samples are zero"),
         (full_of(np.nan), "not finite", "4000 of 4000 samples are NaN or infinite"),
         (full_of(-np.inf), "not finite", "4000 of 4000 samples are NaN or infinite"),
+        (full_of(-1e25), "out of range", "0.wav has a sample of 1e+25, where full scale is 1"),
     ],
 )
 def test_what_cannot_be_used_is_dropped_and_listed(folder, tmp_path, spoil, what, why):
