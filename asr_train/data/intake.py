@@ -198,7 +198,10 @@ def _corpus_notes(parts: dict[str, list[Row]], source: Path | str) -> list[str]:
 
 
 def _inspect(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio | Remark:
-    """Check header and samples; write the mean of several channels, if that is wanted."""
+    """Check header and samples; write the mean of several channels, if that is wanted.
+
+    A mean above full scale is scaled down to it.
+    """
     try:
         audio, wave_T = _read(row, settings)
     except _UnusableError as error:
@@ -209,6 +212,7 @@ def _inspect(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio | Re
         return _remark(row, "unreadable audio", f"{row.audio}: {why}")
     if not audio.mixed:
         return audio
+    wave_T = wave_T / max(1.0, float(np.abs(wave_T).max()))  # FLAC has nothing above full scale
     write_flac(_mixed(row, audio_dir), wave_T, audio.rate, "PCM_24")
     count = len(wave_T)
     return replace(audio, samples=count, channels=1, start=0.0, seconds=count / audio.rate)

@@ -122,6 +122,14 @@ def test_channels_are_chosen_or_mixed(folder, channel):
     assert np.allclose(wave_1T, wanted, atol=2**-22)
 
 
+def test_a_mix_above_full_scale_is_scaled_and_not_clipped(folder):
+    wave_T = np.linspace(-1.0, 4.0, RATE)
+    folder.add("ann-stereo", "ann", "one", np.stack([wave_T, wave_T], 1))
+    folder.overrides = {"channel": Channel.mix}
+    mixed_1T = folder.made().cuts[-1].load_audio()
+    assert np.allclose(mixed_1T, wave_T / 4, atol=2**-22)
+
+
 def test_two_channels_are_refused_by_default(folder):
     folder.add("ann-stereo", "ann", "one", np.ones((RATE, 2)) / 2)
     with pytest.raises(CorpusError, match=r"ann-stereo: .* has 2 channels .* first or mix"):
