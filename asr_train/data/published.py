@@ -28,7 +28,8 @@ from asr_train.data.splits import share_of
 from asr_train.files import read_lines
 from asr_train.schema import CorpusSettings, LexiconSettings, Published, PublishedSettings, SplitBy
 
-Listed = tuple[list[Row], list[Remark]]  # utterances, and remarks on lost ones
+# Utterances, remarks on lost ones, and the files of transcripts
+Listed = tuple[list[Row], list[Remark], list[Path]]
 
 
 def published(
@@ -51,14 +52,15 @@ def published(
     shared = split in ("train", "dev") and not wanted.splits["dev"]
     names = wanted.splits["train" if shared else split]
     listed = [READERS[wanted.kind](root, name) for name in names]
-    rows = [row for some, _ in listed for row in some]
+    rows = [row for some, *_ in listed for row in some]
     if not rows:
         raise CorpusError(f"{split}: there are no utterances in {', '.join(names)} of {root}")
     intake.unique_ids(rows, root)
     parts = _spare_dev(rows, wanted) if shared else {split: rows}
     made = intake.take(split, parts[split], wanted, lexicon, Path(audio_dir))
     if split != "dev" or not shared:  # otherwise those of train would be listed twice
-        made.remarks += [remark for _, some in listed for remark in some]
+        made.remarks += [remark for _, some, _ in listed for remark in some]
+    made.tables += [path for *_, some in listed for path in some]
     made.notes = intake.notes(made, parts, f"{root}, {', '.join(names)}")
     return made
 
@@ -156,7 +158,8 @@ def _librispeech(root: Path, subset: str) -> Listed:
             f"{root / subset} is missing; there are {few(there) or 'no folders'}: download it, or "
             "name others by corpus.published.splits"
         )
-    listed = _librispeech_lines(root / subset)
+    transcripts = sorted((root / subset).rglob("*.trans.txt"))
+    listed = _librispeech_lines(transcripts)
     with _prepared("librispeech", root):
         manifests = prepare_librispeech(root, dataset_parts=[subset])[subset]
     rows = _rows(manifests, root, _upper)
@@ -169,13 +172,14 @@ def _librispeech(root: Path, subset: str) -> Listed:
             audio, why = _relative(path, root), "no transcript"
             text = f"no .trans.txt has {audio}"
             lost.append(Remark(path.stem, path.stem.split("-")[0], audio, why, text))
-    return rows, sorted(lost, key=lambda remark: remark.utt_id)
+    alignments = sorted((root / subset).rglob("*.alignment.txt"))  # which lhotse reads, too
+    return rows, sorted(lost, key=lambda remark: remark.utt_id), transcripts + alignments
 
 
-def _librispeech_lines(subset: Path) -> dict[str, Path]:
+def _librispeech_lines(transcripts: Iterable[Path]) -> dict[str, Path]:
     """Return the recordings that transcripts list: id -> file; lhotse names no file with errors."""
     listed: dict[str, Path] = {}
-    for transcript in sorted(subset.rglob("*.trans.txt")):
+    for transcript in transcripts:
         if transcript.name.startswith("._"):
             raise CorpusError(f"{transcript} is no transcript but of macOS; delete all such files")
         for number, line in enumerate(read_lines(transcript), 1):
@@ -197,7 +201,7 @@ def _yesno(root: Path, subset: str) -> Listed:
     root = _inner(root, "waves_yesno")
     with _prepared("yesno", root):
         manifests = prepare_yesno(root)
-    return _rows(_part(dict(manifests), subset, "yesno"), root, _upper), []
+    return _rows(_part(dict(manifests), subset, "yesno"), root, _upper), [], []
 
 
 def _part(parts: dict[str, Any], subset: str, corpus: str) -> Any:
@@ -231,14 +235,15 @@ def _swbd(root: Path, subset: str) -> Listed:
         rows = _rows(manifests, root, ms98_text)
         for row in rows:  # lhotse names both sides A
             row.speaker = f"{row.audio.stem}-{'AB'[row.channel or 0]}"
-        lines = _count_lines((root / MS98).rglob("*trans.text"))
-        return rows, _left_out(lines - len(rows), "swbd", MS98)
+        tables = sorted((root / MS98).rglob("*trans.text"))
+        return rows, _left_out(_count_lines(tables) - len(rows), "swbd", MS98), tables
+    english = root / "LDC2002T43" / "reference" / "english"
     with _prepared("eval2000", root), tempfile.TemporaryDirectory() as scratch:
         manifests = prepare_eval2000(root, scratch, absolute_paths=True)
-        listed = make_segments(root / "LDC2002T43" / "reference" / "english")
+        listed = make_segments(english)
     rows = [row for row in _rows(manifests, root, hub5_text) if row.utt_id.startswith(prefix)]
     lines = sum(segment.id.startswith(prefix) for segment in listed)
-    return rows, _left_out(lines - len(rows), subset, "LDC2002T43")
+    return rows, _left_out(lines - len(rows), subset, "LDC2002T43"), sorted(english.rglob("*.txt"))
 
 
 def _count_lines(tables: Iterable[Path]) -> int:
@@ -322,7 +327,7 @@ def _an4(root: Path, subset: str) -> Listed:
                 where=f"line {number}",
             )
         )
-    return rows, []
+    return rows, [], [files, spoken]
 
 
 def _an4_texts(table: Path) -> Iterator[tuple[str, str]]:

@@ -15,9 +15,10 @@ from lhotse.audio.backend import audio_backend
 from noises import INTAKE, corpus_of, ids, lexicon
 from toy import logmel
 
-from asr_train.data.corpus import CorpusError, PreparedSplit, write
+from asr_train.data.corpus import CorpusError, PreparedSplit, audio_table, write
 from asr_train.data.features import extract
 from asr_train.data.published import hub5_text, ms98_text, published
+from asr_train.data.recordings import changed_files
 from asr_train.files import read_jsonl
 from asr_train.schema import (
     NormaliserKind,
@@ -70,6 +71,21 @@ def texts(made: PreparedSplit) -> dict[str, tuple[str, str]]:
     return {s.id: (s.speaker, s.text) for s in said}
 
 
+def corrected(made: PreparedSplit, folder: Path, *tables: str) -> bool:
+    """Return whether a change of each of these files, found by pattern, is noticed as the only."""
+    write(made, folder / "split.jsonl.gz")
+    listed = audio_table(folder / "split.jsonl.gz")
+    for pattern in tables:
+        (table,) = folder.rglob(pattern)
+        content = table.read_bytes()
+        table.write_bytes(content.replace(b"SIX", b"ONE") + b"\n")
+        changed = changed_files(listed, keep=False)
+        table.write_bytes(content)
+        if changed != [str(table)]:
+            return False
+    return changed_files(listed, keep=False) == []
+
+
 # --- LibriSpeech --------------------------------------------------------------------------------
 
 LIBRI = {"train": ["train-clean-5"], "dev": [], "test": ["dev-clean-2"]}
@@ -89,6 +105,7 @@ def test_librispeech_is_read_by_its_subsets(libri):
     assert texts(test) == {"84-198-0000": ("84", "ONE TWO"), "84-198-0001": ("84", "SIX")}
     readable(test, libri)
     assert test.remarks == []
+    assert corrected(test, libri, "84-198.trans.txt")
 
 
 def test_the_folder_inside_will_do(libri):
@@ -157,6 +174,7 @@ def test_pauses_of_alignments_beside_transcripts_are_no_words(libri):
     test = made(Published.librispeech, libri, "test", LIBRI)
     aligned = test.cuts[0].supervisions[0].alignment["word"]
     assert [item.symbol for item in aligned] == ["ONE", "TWO"]
+    assert corrected(test, libri, "84-198.alignment.txt")
 
 
 def test_recordings_are_listened_to_as_those_of_a_folder(libri):
@@ -210,6 +228,7 @@ def test_yesno_has_its_words_in_its_names(yesno):
     assert [len(m.cuts) for m in (*whole.values(), test)] == [27, 3, 30]
     assert texts(test)["0_0_0_0_0_1_0_0"] == ("waves_yesno", "NO NO NO NO NO YES NO NO")
     assert len({*ids(whole["train"]), *ids(whole["dev"]), *ids(test)}) == 60
+    assert test.tables == []
     readable(test, yesno)
 
 
@@ -242,6 +261,7 @@ def test_an4_is_read_by_its_lists(an4):
         *("fash", "fbbh")
     ]
     readable(test, an4)
+    assert corrected(test, an4, "an4_test.transcription", "an4_test.fileids")
 
 
 def test_an4_drops_and_lists_a_recording_that_is_not_there(an4):
@@ -300,6 +320,7 @@ def test_switchboards_sides_are_speakers_of_their_own(swbd):
     for row in readable(train, swbd):
         (spoken,) = row["supervisions"]
         assert row["channel"] == spoken["channel"] == "AB".index(spoken["speaker"][-1])
+    assert corrected(train, swbd, "sw2001A*trans.text", "sw2005B*trans.text")
 
 
 def test_a_segment_holds_the_samples_of_its_time_and_side(swbd):
@@ -320,6 +341,7 @@ def test_hub5_has_two_halves(swbd):
             f"{name}-1": (f"{name}-B", "SIX TWO"),
         }
         readable(test, swbd)
+        assert corrected(test, swbd, f"{name}.txt")
 
 
 def test_a_segment_that_sticks_out_ends_with_its_recording(swbd):
