@@ -8,6 +8,7 @@ DEV or a test split as a whole.
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from unicodedata import normalize
 
 from lhotse.supervision import AlignmentItem
 
@@ -83,6 +84,7 @@ def tabled(root: Path) -> list[Row]:
     rows = [_row(root, number, value) for number, value in _lines(table, COLUMNS)]
     if not rows:
         raise CorpusError(f"{table} names columns but no utterance; write a line for each")
+    _spell_alike(rows)
     intake.unique_ids(rows, table)
     return rows
 
@@ -141,6 +143,13 @@ def _row(root: Path, where: str, value: dict[str, str]) -> Row:
     )
 
 
+def _spell_alike(rows: Iterable[Row]) -> None:
+    """Give a speaker whose umlauts are one character here and two there the first spelling."""
+    first: dict[str, str] = {}
+    for row in rows:
+        row.speaker = first.setdefault(normalize("NFC", row.speaker), row.speaker)
+
+
 def _number(table: Path, where: str, value: dict[str, str], column: str) -> float:
     try:
         number = float(value[column])
@@ -170,10 +179,13 @@ def tell_apart(
 ) -> list[str]:
     """Prefix speakers and ids that an earlier folder has with the folder's name; return notes.
 
+    A speaker is the same in either form of Unicode.
+
     Args:
         speakers, ids: which are taken before the first folder.
     """
     notes: list[str] = []
+    _spell_alike(row for table in tables for row in table)
     for what, before in (("speaker", speakers), ("utt_id", ids)):
         taken = set(before)
         for root, table in zip(roots, tables, strict=True):

@@ -242,6 +242,17 @@ def test_settings_name_speakers_in_either_form_of_unicode(folder):
         assert speaker == there
 
 
+def test_a_speaker_in_both_forms_of_unicode_is_one(folder, tmp_path):
+    typed, copied = (normalize(form, "Jürgen") for form in ("NFC", "NFD"))
+    folder.rows[4][1], folder.rows[5][1] = copied, typed
+    root = tmp_path / "more"
+    root.mkdir()
+    Noises(root, (typed,)).save()
+    folder.overrides = {"test_speakers": [typed], "more_dirs": [str(root)]}
+    people = [[cut.supervisions[0].speaker for cut in folder.made(s).cuts] for s in SPLITS]
+    assert people == [["ann"] * 2 + [f"more-{copied}"] * 2, ["bob"] * 2, [copied] * 2]
+
+
 # --- real recordings ---
 
 
