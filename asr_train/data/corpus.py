@@ -24,7 +24,7 @@ from lhotse import CutSet, MonoCut, Recording, validate
 from lhotse.audio import AudioSource
 
 from asr_train.checks import spelled
-from asr_train.data.recordings import list_files, listed_sums, with_own_audio
+from asr_train.data.recordings import audio_table, list_files, listed_sums, with_own_audio
 from asr_train.data.remarks import REMARK, Remark, dropped_table, reasons
 from asr_train.files import iter_jsonl, keeping_time, write_bytes, write_jsonl, write_text
 
@@ -139,11 +139,6 @@ def read_cuts(manifest: Path | str) -> Iterator[dict[str, Any]]:
             f"{manifest}: the cut {row.get('id')} has {has}; it needs one supervision, with text "
             "and speaker: correct or drop it, and run make again"
         )
-
-
-def audio_table(path: Path | str) -> Path:
-    """Return the path of the table of recordings; see `data.recordings`."""
-    return Path(path).with_name(Path(path).name.removesuffix(".jsonl.gz") + ".audio.tsv")
 
 
 def write_flac(path: Path | str, wave_T: np.ndarray, rate: int, subtype: str) -> None:

@@ -12,6 +12,7 @@ copy of a corpus has other times. Imports no library: every call of make runs th
 
 import os
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ from asr_train.files import read_text, sha256, write_text
 from asr_train.jobs import map_evenly
 
 ABSENT = "-"  # in place of a checksum
+
+
+def audio_table(path: Path | str) -> Path:
+    """Return the path of the table beside a manifest."""
+    return Path(path).with_name(Path(path).name.removesuffix(".jsonl.gz") + ".audio.tsv")
 
 
 def list_files(paths: Iterable[Path | str], table: Path) -> None:
@@ -66,15 +72,24 @@ def with_own_audio(row: dict[str, Any], manifest: Path | str) -> dict[str, Any]:
     """Return a manifest's row with audio that was made for it beside it: audio/SPLIT/NAME.
 
     Manifests hold absolute paths. In a copied or renamed work folder these are of the first one,
-    which may have been made again since.
+    which may have been made again since. The user's recordings, which are listed beside the
+    manifest, stay: a user's folder may be called audio/SPLIT, too.
     """
+    manifest = Path(manifest).absolute()
     sources = (row.get("recording") or {}).get("sources") or []
     for source in sources:
         path = Path(str(source.get("source")))
-        own = Path(manifest).absolute().parent.parent / "audio" / path.parent.name / path.name
+        own = manifest.parent.parent / "audio" / path.parent.name / path.name
         if path.parent.parent.name == "audio" and own != path.absolute() and own.is_file():
-            source["source"] = str(own)
+            table = audio_table(manifest)
+            if str(path) not in _users(table, _stat(str(table))):
+                source["source"] = str(own)
     return row
+
+
+@lru_cache(maxsize=1)  # for all rows of a manifest
+def _users(table: Path, _as_it_is: tuple[str, str]) -> frozenset[str]:
+    return frozenset(listed_files(table))
 
 
 def _stat(name: str) -> tuple[str, str]:

@@ -15,10 +15,10 @@ from lhotse.audio.backend import audio_backend
 from noises import INTAKE, corpus_of, ids, lexicon
 from toy import logmel
 
-from asr_train.data.corpus import CorpusError, PreparedSplit, audio_table, write
+from asr_train.data.corpus import CorpusError, PreparedSplit, write
 from asr_train.data.features import extract
 from asr_train.data.published import hub5_text, ms98_text, published
-from asr_train.data.recordings import changed_files
+from asr_train.data.recordings import audio_table, changed_files
 from asr_train.files import read_jsonl
 from asr_train.schema import (
     NormaliserKind,

@@ -5,11 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
+from noises import RATE, lexicon
 
-from asr_train.data.corpus import audio_table, read_cuts, write
-from asr_train.data.recordings import changed_files, list_files
+from asr_train.data.corpus import read_cuts, write
+from asr_train.data.folder import folder as read_folder
+from asr_train.data.recordings import audio_table, changed_files, list_files
 from asr_train.files import write_jsonl
+from asr_train.schema import Channel
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,6 +87,25 @@ def test_a_copied_work_folder_hears_its_own_recordings(tmp_path):
     (tmp_path / "copy/audio/dev/a.flac").unlink()  # a user's own, in a folder of that name
     (found,) = read_cuts(tmp_path / "copy/manifests/dev.jsonl.gz")
     assert found == row
+
+
+def test_a_users_recording_is_heard_though_an_old_mix_has_its_name(folder, tmp_path):
+    """The user keeps audio/train/NAME, which a mix of its channels was called in work/, too."""
+    for row in folder.rows:
+        path = f"audio/train/{row[0]}.flac"
+        (folder.root / path).parent.mkdir(exist_ok=True)
+        wave_T, _ = soundfile.read(folder.root / row[2])
+        soundfile.write(folder.root / path, np.stack([wave_T, wave_T / 2], 1), RATE)
+        row[2] = path
+    folder.save()
+    manifest = tmp_path / "work/manifests/train.jsonl.gz"
+    for channel, root in ((Channel.mix, tmp_path / "work"), (Channel.first, folder.root)):
+        folder.overrides["channel"] = channel
+        audio_dir = tmp_path / "work/audio/train"
+        made = read_folder(folder.settings(), lexicon(tmp_path), "train", audio_dir)
+        write(made, manifest)
+        heard = [row["recording"]["sources"][0]["source"] for row in read_cuts(manifest)]
+        assert heard == [f"{root}/audio/train/ann-{word}.flac" for word in ("one", "two")]
 
 
 def marks(work: Path, conf: str = "conf") -> tuple[str, str, float]:
