@@ -74,7 +74,7 @@ class Hypothesis:
         words_at: the words with their times; None if they could not be aligned.
         graph_cost, acoustic_cost: nats, as weighed.
         seconds: of scoring and searching; real_time_factor: relative to the utterance's length.
-        final: the search reached a final state.
+        final: the search reached a final state, in all pieces that are not silence.
         pieces: number of pieces of the recording; see `decode.pieces`.
     """
 
@@ -229,8 +229,10 @@ class Recogniser:
         start = time.perf_counter()
         for frame, scores_TS in pieces(self._scorer, utterance):
             path, sure, lattice = self._piece(scores_TS)
-            if path.words and is_silence(path.acoustic_cost, scores_TS, scale, silent):
-                path, sure, lattice = replace(path, words=[]), [], None
+            unlike = (path.words or not path.final) and path is not NOTHING  # which has no costs
+            if unlike and is_silence(path.acoustic_cost, scores_TS, scale, silent):
+                # Complete, though a sentence of the graph may have to go on
+                path, sure, lattice = replace(path, words=[], final=True), [], None
             found.append(path)
             lattices.append(lattice)
             seconds += time.perf_counter() - start

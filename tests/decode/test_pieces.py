@@ -14,7 +14,7 @@ from asr_train.data.features import Utterance
 from asr_train.decode.first_pass import PASSES, adapted
 from asr_train.decode.pieces import LONGEST, PIECE, SHORTEST, pieces, quietest
 from asr_train.decode.tune import tune
-from asr_train.decode.words import Choice, Effort, Recogniser
+from asr_train.decode.words import NOTHING, Choice, Effort, Recogniser
 from asr_train.search.beam import Path
 from asr_train.search.graph import Graph, decoding_graph
 
@@ -144,19 +144,39 @@ def test_a_piece_without_speech_has_no_word_though_a_sentence_must(lang, nbest):
     assert [word for word, *_ in found.words_at] == found.words
 
 
+@pytest.mark.parametrize("words, nothing", [([1], False), ([], False), ([], True)])
+def test_a_piece_of_silence_need_not_end_a_sentence(lang, monkeypatch, words, nothing):
+    u, scorer, at = recording(lang, 2, pause=120)
+    graph = Graph.of(decoding_graph(lang, lang.states, scorer.loop_S))
+    effort = Effort(beam=30.0, max_active=1000, lattice_beam=5.0, nbest=0)
+    silent = [s for begin, s in pieces(scorer, u) if at[0][1] <= begin < begin + len(s) <= at[1][0]]
+    whole = Recogniser._piece
+
+    def unfinished(self, scores_TS):
+        if not any(np.array_equal(scores_TS, s) for s in silent):
+            return whole(self, scores_TS)
+        path, *_ = whole(self, scores_TS)
+        return NOTHING if nothing else replace(path, words=words, final=False), None, None
+
+    monkeypatch.setattr(Recogniser, "_piece", unfinished)
+    found, _ = Recogniser(scorer, lang, graph, Choice(0.5, 0.0, 1.0), effort, SHIFT)(u)
+    assert found.words == u.words.split()
+    assert found.final == (not nothing)
+
+
 def test_costs_and_seconds_of_pieces_add_up_and_every_piece_must_end(lang, monkeypatch):
-    """The clock advances by a second at each call."""
+    """The clock advances by a second at each call; no piece is as likely to be silence."""
     u, scorer, _ = recording(lang, 1.5)
     count = len(list(pieces(scorer, u)))
     clock = SimpleNamespace(perf_counter=itertools.count().__next__)
     monkeypatch.setattr(asr_train.decode.words, "time", clock)
     none = np.zeros(0, np.int32)
-    made = ((Path(none, [], 2.0, 3.0, n > 0), None, None) for n in itertools.count())
+    made = ((Path(none, [], 2.0, -1e6, n > 0), None, None) for n in itertools.count())
     monkeypatch.setattr(Recogniser, "_piece", lambda self, scores_TS: next(made))
     graph = Graph.of(decoding_graph(lang, lang.states, scorer.loop_S))
     effort = Effort(beam=30.0, max_active=1000, lattice_beam=5.0, nbest=0)
     found, _ = Recogniser(scorer, lang, graph, Choice(0.5, 0.0, 1.0), effort, SHIFT)(u)
     assert (found.pieces, found.seconds) == (count, count)
     assert found.real_time_factor == pytest.approx(count / u.seconds, abs=1e-5)
-    assert (found.graph_cost, found.acoustic_cost) == (2.0 * count, 3.0 * count)
+    assert (found.graph_cost, found.acoustic_cost) == (2.0 * count, -1e6 * count)
     assert not found.final  # the first one did not end, the others did
