@@ -196,6 +196,7 @@ def test_the_page_has_passes_settings_commands_and_addresses(work, html, data):
     assert all((work / "report" / at).exists() for at in files)
 
 
+@pytest.mark.usefixtures("html")  # which makes the work folder
 def test_a_run_that_only_decodes_otherwise_has_its_models_settings(work):
     report = script("report")
     models = {"dnn": work / "exp/dnn/model.json"}
