@@ -9,7 +9,7 @@
 Knows nothing of other corpora. Equal settings give equal bytes, with any number of processes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from asr_train.data.grammar import Grammar, read_grammar
 from asr_train.data.intake import Row
 from asr_train.data.remarks import reasons
 from asr_train.data.room import room_response
+from asr_train.data.table import TABLE
 from asr_train.jobs import parallel_map
 from asr_train.lang import g2p
 from asr_train.lang.lexicon import Lexicon
@@ -62,8 +63,8 @@ def commands(
     assert settings.commands is not None
     wanted = settings.commands
     if split == HUMAN and wanted.human is not None:
-        rows = tabled(Path(wanted.human))
-        return _recorded(HUMAN, rows, wanted, lexicon, Path(audio_dir), wanted.human, 0.0)
+        root = Path(wanted.human)
+        return _recorded(HUMAN, tabled(root), wanted, lexicon, Path(audio_dir), [root], 0.0)
     like = split  # the split whose sentences and voices it has
     if split not in wanted.hours:
         if split == HUMAN:
@@ -109,12 +110,12 @@ def _add_recordings(
     voices = {cut.supervisions[0].speaker for cut in made.cuts}
     notes = tell_apart(roots, tables, voices, (cut.id for cut in made.cuts))
     rows = [row for table in tables for row in table]
-    source = " + ".join(settings.more_dirs)
-    people = _recorded(made.split, rows, settings, lexicon, audio_dir, source, 0.05)
+    people = _recorded(made.split, rows, settings, lexicon, audio_dir, roots, 0.05)
     made.cuts += people.cuts
     made.remarks += people.remarks
     made.audio += people.audio
-    made.notes += intake.notes(people, {made.split: rows}, source) + notes
+    made.tables += people.tables
+    made.notes += intake.notes(people, {made.split: rows}, _named(roots)) + notes
 
 
 def _recorded(
@@ -123,7 +124,7 @@ def _recorded(
     settings: CommandsSettings,
     lexicon: LexiconSettings,
     audio_dir: Path,
-    source: str,
+    roots: Sequence[Path],
     max_dropped_share: float,
 ) -> PreparedSplit:
     """Return recordings of which no larger share may be unusable."""
@@ -143,10 +144,16 @@ def _recorded(
     made = intake.take(split, rows, own, lexicon, audio_dir)
     if made.dropped > max_dropped_share * len(rows):
         raise CorpusError(
-            f"{made.dropped} of {spelled(len(rows), 'recording')} in {source} cannot be used, more "
-            f"than a share of {max_dropped_share}: {reasons(made.remarks)}; correct or remove them"
+            f"{made.dropped} of {spelled(len(rows), 'recording')} in {_named(roots)} cannot be "
+            f"used, more than a share of {max_dropped_share}: {reasons(made.remarks)}; correct or "
+            "remove them"
         )
+    made.tables += [root / TABLE for root in roots]
     return made
+
+
+def _named(roots: Sequence[Path]) -> str:
+    return " + ".join(map(str, roots))
 
 
 def sayable(

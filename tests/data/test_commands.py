@@ -199,7 +199,9 @@ def test_recordings_of_people_are_a_further_test_set(tmp_path, made_with):
     made = commands(settings(**TESTED), lexicon, "test", folder)
     files = recorded(folder, made)
     human = settings(**TESTED, human=str(folder))
-    found = commands(human, lexicon, "test_human", tmp_path / "audio").cuts
+    people = commands(human, lexicon, "test_human", tmp_path / "audio")
+    found = people.cuts
+    assert people.tables == [folder / "utterances.tsv"]
     assert [c.id for c in found] == [c.id for c in made.cuts]
     assert {c.supervisions[0].text for c in found} == {"THE LAMP"}
     files[0].unlink()
@@ -227,6 +229,7 @@ def test_recordings_of_people_are_trained_on_after_the_synthesised(tmp_path, mad
     assert not people & {c.supervisions[0].speaker for c in own}
     assert {c.supervisions[0].text for c in made.cuts[count:]} == {"THE LAMP"}
     assert set(files) <= set(made.audio)  # so that a change is noticed
+    assert made.tables == [mine / "utterances.tsv", other / "utterances.tsv"]
     for split in "dev", "test":
         with_more, without = (
             [c.id for c in commands(s, lexicon, split, audio).cuts]
