@@ -283,7 +283,7 @@ def ours_of(
     optim = runs[0].about["settings"].get("optim", {})
     seconds = [numbers["cpu_seconds"] for numbers in found]
     speeds = [_frames(run) / second for run, second in zip(runs, seconds, strict=True)]
-    virtual = [_last(run, "simulated_seconds") for run in runs]
+    virtual = [_whole(run, _last(run, "simulated_seconds")) for run in runs]
     full_rate = [_full_rate_epochs(run) for run in runs]
     diverged = {run.run: why for run in runs if (why := _last(run, "diverged"))}
     return {
@@ -393,7 +393,7 @@ def _frames(run: Trained) -> int:
     return int(_last(run, "frames") or 0)
 
 
-def _whole(run: Trained, total: float) -> float | None:
+def _whole(run: Trained, total: float | None) -> float | None:
     """Return a total of the whole run; None if it diverged, as it then depends on when it did."""
     return total if _last(run, "diverged") is None else None
 

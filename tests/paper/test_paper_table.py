@@ -374,8 +374,9 @@ def test_a_run_that_diverged_has_no_total_time(tmp_path, which):
     table = a_table(tmp_path, "ladkat2019", "table_1_workers", METHODS)
     trained = all_finished(table)
     run = (table.rows[0] if which == "row" else table.baseline).runs[0]
-    trained[run.name].log[-1]["diverged"] = "the loss is nan at step 7"
+    trained[run.name].log[-1] |= {"diverged": "the loss is nan at step 7", "simulated_seconds": 9.0}
     content = tabulated(table, trained)
+    assert content["rows"][0]["ours"]["virtual_seconds"] is None
     cells = shown(content, table.rows[0].label)
     assert cells["speed-up in total time: paper / simulated"].endswith(f" / {DASH}")
     assert not cells["speed-up in frames/s: paper / simulated"].endswith(DASH)
