@@ -65,10 +65,9 @@ def _why(exitcode: int) -> str:
     """Say what a process ended with, and what to do."""
     if exitcode >= 0:
         return f"exit status {exitcode}; the cause is above"
-    resumes = "make resumes from the last checkpoint"
-    if exitcode == -signal.SIGKILL:
-        return f"SIGKILL, as where memory is short: fewer processes (JOBS) need less; {resumes}"
-    return f"{signal.Signals(-exitcode).name}; {resumes}"
+    name = signal.Signals(-exitcode).name
+    often = ", as where memory is short" if exitcode == -signal.SIGKILL else ""
+    return f"{name}{often}; make resumes from the last checkpoint"
 
 
 if __name__ == "__main__":
