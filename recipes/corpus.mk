@@ -9,6 +9,7 @@ DEV_DIR   ?=
 TEST_DIRS ?=
 TEXT      ?=
 DATA      := $(call from_root,$(CORPUS_DIR))
+ASR_CALL  ?=
 HOW       := $(if $(ASR_CALL),$(subst make fetch-,asr-train fetch ,$(GET)),$(GET))
 $(call one_word,DEV_DIR,$(DEV_DIR),name a link to it without one)
 $(foreach v,MORE TEST_DIRS TEXT,$(foreach d,$($v),$(call one_word,$v,$d,name a link to it without one)))

@@ -119,6 +119,19 @@ def test_names_of_speakers_are_no_commands(tmp_path, recipe, name, content):
     assert not trap.exists()
 
 
+def test_folds_are_for_the_goal_that_makes_them(tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "utterances.tsv").write_text("utt_id\tspeaker\nu1\ttheo\nu2\tgeorge\n")
+    fsdd = ROOT / "recipes/fsdd"
+    asked = "-n", f"CORPUS_DIR={corpus}", f"W={tmp_path / 'w'}", "FOLDS=theo"
+    one_line(make(fsdd, "table", *asked), "FOLDS is for .* folds`, but the goal is 'table'")
+    ended = make(fsdd, "folds", *asked)
+    assert ended.returncode == 0 and "fold-theo" in ended.stdout
+    assert "fold-george" not in ended.stdout
+    assert "undefined variable" not in ended.stdout + ended.stderr
+
+
 @pytest.mark.parametrize("variable", ["TEXT", "MORE", "TEST_DIRS"])
 def test_files_that_a_recipe_does_not_read_are_refused(tmp_path, variable):
     """Also where their path begins one that it reads."""
