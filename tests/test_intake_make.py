@@ -127,7 +127,8 @@ def test_folds_are_for_the_goal_that_makes_them(tmp_path):
     asked = "-n", f"CORPUS_DIR={corpus}", f"W={tmp_path / 'w'}", "FOLDS=theo"
     one_line(make(fsdd, "table", *asked), "FOLDS is for .* folds`, but the goal is 'table'")
     ended = make(fsdd, "folds", *asked)
-    assert ended.returncode == 0 and "fold-theo" in ended.stdout
+    assert ended.returncode == 0
+    assert "fold-theo" in ended.stdout
     assert "fold-george" not in ended.stdout
     assert "undefined variable" not in ended.stdout + ended.stderr
 

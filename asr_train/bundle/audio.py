@@ -78,18 +78,39 @@ def samples_of(
         ) from error
 
 
+LEAST_SECONDS = 0.01  # that a recording lacks, to be called cut off
 LARGEST_BYTES = 2**31 - 2**16  # larger sizes are those of streams, which are not known
 
 
-def missing_seconds(path: Path | str) -> float:
+def missing_seconds(source: Path | str | BinaryIO) -> float:
     """Return how much a WAV file lacks of what its header tells of; 0 in other formats."""
-    with soundfile.SoundFile(os.fsencode(path)) as file:
-        says = file.extra_info  # libsndfile's notes on the header
-        size = re.search(r"^data : (\d+) \(should be (\d+)\)", says, re.MULTILINE)
-        align = re.search(r"^ +Bytes/sec +: (\d+)", says, re.MULTILINE)
-    if not (size and align) or int(size[1]) > LARGEST_BYTES:
-        return 0.0
-    return max(0.0, (int(size[1]) - int(size[2])) / int(align[1]))
+    if not isinstance(source, (str, Path)):
+        source.seek(0)
+    given = os.fsencode(source) if isinstance(source, (str, Path)) else source
+    with soundfile.SoundFile(given) as file:
+        says: str = file.extra_info  # libsndfile's notes on the header
+        rate: int = file.samplerate
+    size = re.search(r"^data : (\d+) \(should be (\d+)\)", says, re.MULTILINE)
+    align = re.search(r"^ +Bytes/sec +: (\d+)", says, re.MULTILINE)
+    if size and align and int(size[1]) <= LARGEST_BYTES:
+        return max(0.0, (int(size[1]) - int(size[2])) / int(align[1]))
+    # RF64, which is for more than 4 GB
+    if frames := re.search(r"Calculated frame count (\d+) .* 'ds64' chunk of (\d+)", says):
+        return max(0.0, (int(frames[2]) - int(frames[1])) / rate)
+    return 0.0
+
+
+def check_whole(path: Path) -> None:
+    """Refuse a recording that was cut off, because its text cannot be what it says.
+
+    Raises:
+        AudioError: with the seconds that are missing.
+    """
+    if (lacking := missing_seconds(path)) > LEAST_SECONDS:
+        raise AudioError(
+            f"{path} is cut off: {lacking:.2f} s of it are missing, by its header; copy it again, "
+            "or convert what is left of it and correct its text"
+        )
 
 
 def _scaled(wave: np.ndarray) -> np.ndarray:

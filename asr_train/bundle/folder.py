@@ -7,7 +7,7 @@ from itertools import chain, groupby
 
 import numpy as np
 
-from asr_train.bundle.audio import samples_of
+from asr_train.bundle.audio import check_whole, samples_of
 from asr_train.bundle.recogniser import Alignment, Recogniser, Spoken
 from asr_train.checks import check_text
 from asr_train.files import read_text
@@ -56,6 +56,7 @@ def _load(recogniser: Recogniser, items: list[Item]) -> list[Spoken | str]:
         text = read_text(item.text)
         check_text(item.text, text)
         features_TF, seconds, _ = recogniser.features(item.audio)
+        check_whole(item.audio)
     except (ValueError, OSError) as error:
         return [str(error)] * len(items)
     return [Spoken(item.name, item.speaker, text, features_TF, seconds)]

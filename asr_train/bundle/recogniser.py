@@ -325,7 +325,8 @@ class Recogniser:
         shift = self.shift_seconds
 
         def spans(segments: list[tuple[str, float, float]]) -> tuple[Span, ...]:
-            return tuple(Span(s, start, round(end - start, 6)) for s, start, end in segments)
+            timed = (Span(s, start, round(end - start, 6)) for s, start, end in segments)
+            return tuple(_within(span, seconds) for span in timed)
 
         return Alignment(
             spans(words_in_seconds(words, outcome, shift)),

@@ -61,11 +61,12 @@ def run(options: argparse.Namespace) -> int:
             words.append(spans["words"])
             phones.append(spans["phones"])
             seconds += found.seconds
-        if not left[item.name] and item.name in aligned:
+        if not left[item.name]:
             path = output / f"{item.name}.TextGrid"
-            tiers = tiers_of(aligned.pop(item.name))
+            path.unlink(missing_ok=True)  # an earlier call's, of what was there then
             try:
-                write_textgrid(path, tiers, recogniser.shift_seconds / 2)
+                if parts := aligned.pop(item.name, None):
+                    write_textgrid(path, tiers_of(parts), recogniser.shift_seconds / 2)
             except ValueError as error:  # of intervals that overlap
                 complain("align", str(error))
                 problems.append(str(error))

@@ -28,8 +28,6 @@ from typing import Any
 from asr_train.checks import keep_inputs, printable
 from asr_train.command.main import complain, on_terminal, standard_input, told_after
 
-LEAST_SECONDS = 0.01  # that a recording lacks, to be called cut off
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE")
@@ -46,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from asr_train.bundle.audio import missing_seconds
+    from asr_train.bundle.audio import LEAST_SECONDS, missing_seconds
     from asr_train.bundle.recogniser import Recogniser
     from asr_train.bundle.store import found_bundle
     from asr_train.files import replacing
@@ -109,7 +107,8 @@ def run(options: argparse.Namespace) -> int:
             decoded += 1
             if found.rate < recogniser.sample_rate:
                 low.append(f"{file} has {found.rate} Hz")
-            if os.path.isfile(file) and (lacking := missing_seconds(file)) > LEAST_SECONDS:
+            given = stream if file == "-" else file if os.path.isfile(file) else None
+            if given is not None and (lacking := missing_seconds(given)) > LEAST_SECONDS:
                 complain(
                     "decode",
                     f"{file} is cut off: {lacking:.2f} s of it are missing, by its header; the "

@@ -1,10 +1,10 @@
 """Count word errors of hypotheses against references, as NIST's sclite does.
 
 REF and HYP are text (a line per utterance: id, words), .trn (words, then the id in parentheses),
-.jsonl (of asr-train decode --format json), or REF.stm with HYP.ctm, of which a word belongs to the
-first segment that ends after the word's middle; - is text from standard input. Words are compared
-in upper case. The difference of a second HYP is tested by a paired bootstrap over speakers, or over
-utterances where there are few.
+.json or .jsonl (of asr-train decode --format json), or REF.stm with HYP.ctm, of which a word
+belongs to the first segment that ends after the word's middle; - is text from standard input. Words
+are compared in upper case. The difference of a second HYP is tested by a paired bootstrap over
+speakers, or over utterances where there are few.
 
   --speakers   a file with lines of id and speaker, for text (Kaldi's utt2spk)
   --normalise  plain: upper case alone; words: no punctuation; english: also hesitations and parts
@@ -51,6 +51,7 @@ from asr_train.score.words import (
 
 Texts = dict[str, str]
 nfc = partial(unicodedata.normalize, "NFC")  # as in what decode writes
+TRN = re.compile(r"(.*)\(([^()]+)\)\s*")  # words, then the id in parentheses
 IGNORED = "IGNORE_TIME_SEGMENT_IN_SCORING"  # NIST's mark of a segment that does not count
 
 
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--json and --details - would be mixed; name a file after --details")
     if options.details and options.details != "-":
         keep_inputs(options.details, options.reference, *names, options.speakers, options.mapping)
-    is_stm = options.reference.endswith(".stm")
+    is_stm = options.reference.lower().endswith(".stm")
     known = read_stm(options.reference) if is_stm else _texts(options.reference)
     rows, lines, shown = [], [], []
     for name in names:
@@ -95,8 +96,12 @@ def run(options: argparse.Namespace) -> int:
             )
         line = wer_line(total(s.errors for s in scored), printable(name))
         summary = counts(scored) | spread(scored, settings) | {"normaliser": normaliser.name}
-        rows.append((scored, {"hypothesis": printable(name)} | summary))
         lines += [line, closing_words(summary)]
+        if not summary["errors"]:
+            summary["ci95"] = None  # the bootstrap gives none
+        if not any(speakers.values()):
+            summary["speakers"] = None  # not known
+        rows.append((scored, {"hypothesis": printable(name)} | summary))
         shown.append(page(line, scored, pairs))
     compared = _compared(rows[0][0], rows[1][0], settings) if len(rows) == 2 else None
     if options.details == "-":
@@ -142,7 +147,7 @@ def _sides(
     Args:
         known: content of the file `reference`.
     """
-    if isinstance(known, list) != hypothesis.endswith(".ctm"):
+    if isinstance(known, list) != hypothesis.lower().endswith(".ctm"):
         raise ValueError(
             f"{reference} and {hypothesis} do not go together: a .ctm needs references with times, "
             "in a .stm, and only these"
@@ -162,7 +167,7 @@ def _sides(
             f"{len(found)}: {len(missing)} missing, {len(unknown)} unknown ({some}); score the "
             "same utterances"
         )
-    is_trn = reference.endswith(".trn")
+    is_trn = reference.lower().endswith(".trn")
     for utt_id, text in known.items():
         _check_plain(f"{reference}, {utt_id}", text, "{}")
     return {u: (_trn_speaker(u) if is_trn else "", text) for u, text in known.items()}, found
@@ -230,12 +235,12 @@ def _texts(path: str) -> Texts:
 
 def _rows(path: str) -> list[tuple[str, str, str]]:
     lines = decoded(standard_input(), path).split("\n") if path == "-" else read_lines(path)
-    found = []
+    suffix, found = Path(path).suffix.lower(), []
     for number, line in enumerate(lines, 1):
-        if not line.strip() or (path.endswith(".trn") and line.startswith(";;")):  # a comment
+        if not line.strip() or (suffix == ".trn" and line.startswith(";;")):  # a comment
             continue
         where = f"{path}, line {number}"
-        if path.endswith(".jsonl"):
+        if suffix in (".json", ".jsonl"):
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
@@ -247,8 +252,8 @@ def _rows(path: str) -> list[tuple[str, str, str]]:
                     f"{where} lacks id or text; make the file by: asr-train decode --format json"
                 )
             found.append((where, row["id"], row["text"]))
-        elif path.endswith(".trn"):
-            trn = re.fullmatch(r"(.*)\(([^()]+)\)\s*", line)
+        elif suffix == ".trn":
+            trn = TRN.fullmatch(line)
             if trn is None:
                 raise DamagedFileError(f"{where} is {line!r}; it must end with an id: (ann-1)")
             _check_plain(where, trn[1])
@@ -256,6 +261,12 @@ def _rows(path: str) -> list[tuple[str, str, str]]:
         else:
             utt_id, *words = line.split()
             found.append((where, utt_id, " ".join(words)))
+    ids = [trn[2] for _, _, text in found if (trn := TRN.fullmatch(text))]
+    if suffix != ".trn" and 1 < len(found) == len(set(ids)):
+        raise ValueError(
+            f"each line of {path} ends with an id in parentheses; name the file so that it ends in "
+            ".trn"
+        )
     return found
 
 

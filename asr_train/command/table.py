@@ -95,6 +95,7 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
     """Return the item's values of all columns."""
     import soundfile
 
+    from asr_train.bundle.audio import check_whole
     from asr_train.checks import check_text
     from asr_train.files import read_text
 
@@ -112,6 +113,7 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
         seconds = soundfile.info(item.audio).duration
         if seconds == 0:
             raise ValueError(f"{path} has no samples; record it again, or delete it")
+        check_whole(item.audio)
     if pattern is not None:
         found = pattern.search(item.name)
         if not (found and found[1]):

@@ -145,6 +145,24 @@ def test_a_file_that_cannot_be_used_costs_one_line_and_not_the_others(corpus, tm
     assert "low.wav has 8000 Hz, below the model's 16000 Hz (and 1 more):" in lines[3]
 
 
+@pytest.mark.parametrize("kind", ["WAV", "RF64"])
+def test_a_recording_that_was_cut_off_is_told_from_any_source(tmp_path, capsys, monkeypatch, kind):
+    stream = io.BytesIO()
+    soundfile.write(stream, said(TEXTS["ben"]).samples_T, RATE, "PCM_16", format=kind)
+    half = stream.getvalue()[: len(stream.getvalue()) // 2]
+    lost = len(half) / 2 / RATE
+    (tmp_path / "cut.wav").write_bytes(half)
+    assert run("decode", "digits", tmp_path / "cut.wav") == 0
+    assert f"cut.wav is cut off: {lost:.2f} s" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(half)))
+    assert run("decode", "digits", "-") == 0
+    assert f"- is cut off: {lost:.2f} s of it are missing" in capsys.readouterr().err
+    (tmp_path / "cut.lab").write_text(TEXTS["ben"])
+    for name in ("align digits", "table"):
+        assert run(*name.split(), tmp_path) == 1
+        assert f"cut.wav is cut off: {lost:.2f} s" in capsys.readouterr().err
+
+
 def test_files_before_a_killed_process_are_kept(corpus, tmp_path, capsys, monkeypatch):
     first, last = sorted(corpus.rglob("*.flac"))[:2]
     folder = tmp_path / "out"
@@ -276,6 +294,27 @@ def test_align_keeps_the_layout_of_the_folder(corpus, tmp_path, capsys):
         for span, word in zip(grid["words"], true.words, strict=True):
             assert abs(span.start - word.start) < 0.1
         assert {span.label for span in grid["phones"]} > {"SIL"}
+
+
+def test_align_ends_where_the_recording_does_and_leaves_nothing_of_an_earlier_call(
+    tmp_path, capsys
+):
+    wave, out = said(TEXTS["ben"]).samples_T, tmp_path / "out"
+    shorter, speech = (len(wave) // 160 * 160 - lacking for lacking in (100, 40)), tmp_path / "in"
+    speech.mkdir()
+    for number, samples in enumerate(shorter):  # the last frame would end 100 and 40 samples later
+        soundfile.write(speech / f"{number}.wav", wave[:samples], RATE)
+        (speech / f"{number}.lab").write_text(TEXTS["ben"])
+    assert run("align", "digits", speech, "-o", out) == 0
+    for kind in ("words", "phones"):
+        for (name, _), spans in read_ctm(out / f"{kind}.ctm").items():
+            seconds = soundfile.info(speech / f"{name}.wav").duration
+            assert spans[-1].start + spans[-1].seconds <= seconds + 0.0005  # CTMs have milliseconds
+            assert read_textgrid(out / f"{name}.TextGrid")[kind][-1].end <= seconds + 1e-6
+    soundfile.write(speech / "1.wav", wave[: RATE // 10], RATE)
+    assert run("align", "digits", speech, "-o", out) == 1
+    assert "1: " in capsys.readouterr().err
+    assert [path.name for path in out.glob("*.TextGrid")] == ["0.TextGrid"]
 
 
 def test_align_reads_a_textgrid_with_a_tier_per_speaker(tmp_path, capsys):

@@ -194,6 +194,26 @@ def test_ids_in_two_unicode_forms_are_one_id(tmp_path, capsys):
         assert "%WER 0.00 [ 0 / 1," in capsys.readouterr().out
 
 
+def test_kinds_of_files_may_be_named_in_upper_case_and_are_not_taken_for_text(tmp_path, capsys):
+    trn_text = "one two (ann-1)\nthree four (ben-1)\n"
+    for name in ("ref.TRN", "hyp.trn.filt"):
+        (tmp_path / name).write_text(trn_text)
+    (tmp_path / "hyp.json").write_text(
+        '{"id": "ann-1", "text": "one too"}\n{"id": "ben-1", "text": "three four"}\n'
+    )
+    (score,) = scores(capsys, tmp_path / "ref.TRN", tmp_path / "hyp.json")["scores"]
+    assert (score["words"], score["errors"], score["speakers"]) == (4, 1, 2)
+    assert run(tmp_path / "ref.TRN", tmp_path / "hyp.trn.filt") == 1
+    assert "each line of " in (complaint := capsys.readouterr().err)
+    assert "so that it ends in .trn" in complaint
+
+
+def test_what_is_not_known_is_null(tmp_path, capsys):
+    path = write_text(tmp_path / "a.txt", {f"u{i}": ["A", "B"] for i in range(9)})
+    (score,) = scores(capsys, path, path)["scores"]
+    assert (score["speakers"], score["ci95"], score["utterances"]) == (None, None, 9)
+
+
 def test_json_lines_may_have_a_byte_order_mark_and_empty_lines(tmp_path, capsys):
     said = write_text(tmp_path / "r", {"a": ["ONE"], "b": ["TWO"]})
     heard = tmp_path / "h.jsonl"
