@@ -23,7 +23,7 @@ model, perhaps with a GtcHook, and here the group of those that have the same pl
 import contextlib
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -141,7 +141,7 @@ class BlockMomentum(torch.optim.Optimizer):
         self._position = 0
         own_P = self._weights()
         mean_P = self._exchange.sum([own_P], len(own_P)).div_(len(self._exchange))
-        self._set(self._update.step(mean_P))
+        self._set(self._update.step(mean_P, self._rounded(self._update.start())))
 
     @contextlib.contextmanager
     def exported(self) -> Iterator[None]:
@@ -193,11 +193,21 @@ class BlockMomentum(torch.optim.Optimizer):
         """Return a copy of the weights, float32 [P]."""
         return torch.cat([p.detach().flatten().float() for p in self._parameters])
 
+    def _rounded(self, weights_P: Tensor) -> Tensor:
+        """Return weights as they come back from parameters of 16 bits: float32 [P]."""
+        if all(p.dtype in (torch.float32, torch.float64) for p in self._parameters):
+            return weights_P
+        parts = zip(self._parameters, self._split(weights_P), strict=True)
+        return torch.cat([part.to(parameter.dtype).float() for parameter, part in parts])
+
     @torch.no_grad()
     def _set(self, weights_P: Tensor) -> None:
-        parts = weights_P.split([p.numel() for p in self._parameters])
-        for parameter, part in zip(self._parameters, parts, strict=True):
+        for parameter, part in zip(self._parameters, self._split(weights_P), strict=True):
             parameter.copy_(part.view_as(parameter))
+
+    def _split(self, weights_P: Tensor) -> Sequence[Tensor]:
+        parts: Sequence[Tensor] = weights_P.split([p.numel() for p in self._parameters])
+        return parts
 
     # --- as an optimizer --------------------------------------------------------------------------
 

@@ -38,9 +38,11 @@ class BlockUpdate:
         self.weights_P = weights_P.clone()
         self.delta_P = torch.zeros_like(weights_P)
 
-    def step(self, mean_P: Tensor) -> Tensor:
+    def step(self, mean_P: Tensor, began_P: Tensor | None = None) -> Tensor:
         """Update the model with the workers' mean weights at the end of a block.
 
+        Args:
+            began_P: S(t-1) as workers have it, if their weights have fewer bits.
         Returns:
             S, where workers begin the next block, in the memory of mean_P.
         """
@@ -48,12 +50,17 @@ class BlockUpdate:
             self.delta_P = mean_P - self.weights_P
             self.weights_P.copy_(mean_P)
             return mean_P
-        gain_P = mean_P.sub_(self._start())
+        gain_P = mean_P.sub_(self.start() if began_P is None else began_P)
         self.begun_eta = self.eta
         self.delta_P.mul_(self.eta).add_(gain_P, alpha=self.zeta)
         ahead = 1 + self.eta if self.form is BlockForm.printed else 1.0
         self.weights_P.add_(self.delta_P, alpha=ahead)
-        return mean_P.copy_(self._start())
+        return mean_P.copy_(self.start())
+
+    def start(self) -> Tensor:
+        """Return S, from W and D of the same block; it may be W itself."""
+        look = self.begun_eta if self.form is BlockForm.chen_huo else 0.0
+        return self.weights_P.add(self.delta_P, alpha=look) if look else self.weights_P
 
     def state(self) -> dict[str, Any]:
         """Return tensors and plain data for a checkpoint."""
@@ -65,11 +72,6 @@ class BlockUpdate:
         self.weights_P.copy_(state["weights_P"])
         self.delta_P.copy_(state["delta_P"])
         self.begun_eta = state.get("begun_eta", self.eta)
-
-    def _start(self) -> Tensor:
-        """Return S, from W and D of the same block."""
-        look = self.begun_eta if self.form is BlockForm.chen_huo else 0.0
-        return self.weights_P.add(self.delta_P, alpha=look) if look else self.weights_P
 
 
 class MomentumBlocks:

@@ -186,7 +186,8 @@ def train(
             row = train_row(totals, replace(progress, step=step), rate, num_parameters)
             check_row(row)
             log.row(row)
-            for line in remarks(row, totals, num_parameters, run.comm.gtc):
+            reading = min(totals.workers, feed.phase(epoch_step - 1).workers)
+            for line in remarks(row, totals, num_parameters, run.comm.gtc, reading):
                 tell_once(line)
             state.in_epoch.add(totals.interval)
 
@@ -322,7 +323,11 @@ def check_row(row: dict[str, Any]) -> None:
 
 
 def remarks(
-    row: dict[str, Any], totals: Totals, num_parameters: int, settings: schema.GtcSettings | None
+    row: dict[str, Any],
+    totals: Totals,
+    num_parameters: int,
+    settings: schema.GtcSettings | None,
+    reading: int,
 ) -> Iterator[str]:
     """Yield warnings if a row of the log and its totals show that GTC cannot send what it should.
 
@@ -330,11 +335,14 @@ def remarks(
     residual grows: what arrives is ever older. So does an exploded gradient, which stays in the
     residual until all of it is sent, long after the loss has recovered
     (recipes/ladkat2019/RESULTS.md).
+
+    Args:
+        reading: number of workers that have minibatches (`optim.phases`).
     """
     tau = row["threshold"]
     if tau is None or settings is None:
         return
-    most = MOST_SENT * num_parameters * totals.workers * totals.interval.steps
+    most = MOST_SENT * num_parameters * reading * totals.interval.steps
     if settings.adaptive is None and totals.sent.elements - totals.sent.weights > most:
         yield (
             f"warning: more than {MOST_SENT:.0%} of all elements exceed comm.gtc.threshold={tau:g} "
@@ -342,6 +350,7 @@ def remarks(
             f"may fail; try comm.gtc.threshold={4 * tau:g}"
         )
     kept = (row["residual_norm"] or 0.0) / (tau * math.sqrt(num_parameters))
+    kept *= math.sqrt(totals.workers / reading)  # the others have residuals of next to nothing
     if kept > MOST_KEPT:
         yield (
             f"warning: residuals have more than {MOST_KEPT:g} times the threshold on every element "

@@ -343,6 +343,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="*", default=[""], help="only methods whose names contain one of these"
     )
+    parser.add_argument("--check", action="store_true", help="only check these arguments")
     given = parser.parse_args()
     known = [*METHODS, *AVERAGING]
     labels = [label for label in known if any(word in label for word in given.only)]
@@ -350,6 +351,8 @@ def main() -> None:
         sys.exit(f"--only {' '.join(given.only)} is in none of the names {', '.join(known)}")
     if given.steps <= WARM_UP:
         sys.exit(f"--steps is {given.steps}; it must be more than the {WARM_UP} of the warm-up")
+    if given.check:
+        return
     dist.init_process_group("gloo")
     speech = Speech()
     size = sum(p.numel() for p in Recogniser().parameters())

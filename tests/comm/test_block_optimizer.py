@@ -246,6 +246,29 @@ def test_an_evaluation_does_not_round_weights():
     assert forked.run(main, RANKS, RANKS) == [True] * RANKS
 
 
+@pytest.mark.parametrize("form", ["classical", "chen_huo", "printed"])
+def test_rounded_weights_do_not_move_the_model(form):
+    """One block trains; then the momentum dies away, and no rounding error takes its place."""
+
+    def main(exchange):
+        torch.manual_seed(0)
+        model = nn.Linear(32, 32, bias=False, dtype=torch.bfloat16)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = BlockMomentum(model, inner, block_steps=1, eta=0.75, form=form)
+        move, weights = 0.001 * torch.randn(32, 32), []
+        for block in range(100):
+            model.weight.grad = ((block == 0) * move).to(torch.bfloat16)
+            optimizer.step()
+            with optimizer.exported():
+                weights.append(model.weight.detach().float())
+        optimizer.close()
+        return float((weights[0] - weights[-1]).norm()), float((weights[60] - weights[-1]).norm())
+
+    moved, late = forked.run(main, RANKS, RANKS)[0]
+    assert moved > 0.01
+    assert late == 0
+
+
 def test_weights_may_be_loaded_until_the_first_step():
     def main(exchange):
         def train(model, optimizer):

@@ -175,16 +175,19 @@ def test_with_a_tiny_threshold_signs_are_sent():
     assert torch.equal(run.weights()[0], -(2.0**-20) * signs_P)
 
 
-def test_adaptive_thresholds_hold_the_density_in_its_band():
+@pytest.mark.parametrize("idle", [0, 6])
+def test_adaptive_thresholds_hold_the_density_in_its_band(idle):
+    """That of the workers that have minibatches: the others, behind them, send nothing."""
     adaptive = {"density": 0.02, "band": 1.5, "factor": 1.1}
     for start in (0.01, 1.0, 500.0):
         gtc = {**GTC, "threshold": start, "adaptive": adaptive}
-        method = method_of("gtc", 2, size=20 * SIZE, gtc=gtc)
-        rng = torch.Generator().manual_seed(0)
+        method = method_of("gtc", 2 + idle, size=20 * SIZE, gtc=gtc)
+        rng, nothing_P = torch.Generator().manual_seed(0), torch.zeros(20 * SIZE)
         density = []
         for _ in range(300):
             grads = torch.randn(2, 20 * SIZE, generator=rng)
-            method.reduce(0, (Gradient(g, 1) for g in grads))
+            none = [Gradient(nothing_P, 0) for _ in range(idle)]
+            method.reduce(0, [*(Gradient(g, 1) for g in grads), *none])
             density.append(method.take_sent(0).elements / (20 * SIZE))
         late = density[200:]
         assert 0.02 / 1.6 < sum(late) / len(late) < 0.02 * 1.6

@@ -86,6 +86,16 @@ def table(tmp_path_factory):
     return read_json(work / "tables/ddp_hook.json"), (work / "tables/ddp_hook.md").read_text()
 
 
+@pytest.mark.parametrize("given, says", [("STEPS=9", "steps is 9; it"), ("ONLY=x", "only x is in")])
+def test_what_it_cannot_do_costs_one_line_and_no_processes(tmp_path, given, says):
+    recipe = ["make", "-C", str(ROOT / "recipes/ddp_hook"), f"PY={sys.executable}", f"W={tmp_path}"]
+    done = subprocess.run([*recipe, given], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"--{says}" in done.stderr.splitlines()[0]
+    assert "Traceback" not in done.stderr
+    assert "torch.distributed" not in done.stderr
+
+
 @pytest.mark.slow
 def test_ways_to_exchange_are_compared_by_loss_bytes_and_time(table):
     found, text = table

@@ -375,19 +375,21 @@ def test_a_row_of_two_numbers_of_workers_has_means_over_workers(
 
 
 @pytest.mark.parametrize(
-    ("threshold", "adaptive", "warnings"),
+    ("threshold", "adaptive", "workers", "warnings"),
     [
-        (0.001, None, 1),  # almost every element exceeds it: said once, not in every row
-        (0.5, None, 0),
-        (0.001, {"density": 0.01, "band": 1.5, "factor": 1.05}, 0),  # it will rise
+        (0.001, None, 2, 1),  # almost every element exceeds it: said once, not in every row
+        (0.001, None, 8, 1),  # of which only two have minibatches at first
+        (0.5, None, 2, 0),
+        (0.001, {"density": 0.01, "band": 1.5, "factor": 1.05}, 2, 0),  # it will rise
     ],
 )
 def test_a_threshold_below_most_elements_is_warned_of(
-    splits, tmp_path, capsys, threshold, adaptive, warnings
+    splits, tmp_path, capsys, threshold, adaptive, workers, warnings
 ):
     gtc = {"threshold": threshold, "codec": "tile16", "capacity": "exact", "adaptive": adaptive}
-    run = settings({"method": "gtc", "gtc": gtc}, epochs=1)
-    loop.train(run, *splits, tmp_path / "run", CPU, Loopback(range(2), CPU))
+    phases = [{"until": 1.0, "minibatch_frames": 16, "workers": 2}]
+    run = settings({"method": "gtc", "gtc": gtc}, epochs=1, phases=phases)
+    loop.train(run, *splits, tmp_path / "run", CPU, Loopback(range(workers), CPU))
     said = capsys.readouterr().out
     named = "more than 33% of all elements exceed comm.gtc.threshold=0.001"
     assert said.count(named) == warnings
