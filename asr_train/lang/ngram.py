@@ -50,6 +50,7 @@ from asr_train.schema import Smoothing
 FALL_BACK = (0.5, 1.0, 1.5)  # discounts for texts too small to estimate them
 PASSES = 100  # of EM, at most
 TINY = 1e-12  # least probability left over, against rounding
+COVERED = 1e-4  # a history's words leave no more: rounding, with an ARPA file's 4 to 7 digits
 BLOCK = 1_000_000  # words kept as a list before conversion to an array, an eighth of the size
 B, E, U = 0, 1, 2  # ids of <s>, </s> and <unk>
 MARKS = {BEGIN, END, BEGIN.upper(), END.upper()}
@@ -279,7 +280,8 @@ def prune(model: NgramModel, threshold: float) -> NgramModel:
     Histories are weighed by the model's probabilities, as in the paper. Kneser-Ney's lower orders
     do not reflect word frequencies (Chelba et al., 2010); but weighing by counts, tried on a
     million words of LibriSpeech, helped only when a sixth of the n-grams or fewer were kept.
-    Without a threshold the model stays as it is.
+    A history that all words follow keeps its n-grams: each by itself looks worthless, as all its
+    mass would return to it. Without a threshold the model stays as it is.
     """
     if threshold == 0:
         return model
@@ -315,15 +317,18 @@ def _masses(model: NgramModel, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def _relative_entropy(model: NgramModel, n: int, share_C: np.ndarray) -> np.ndarray:
-    """Return the value of each n-gram of order n, in nats per word: float64 [N]."""
+    """Return the value of each n-gram of order n, in nats per word: float64 [N].
+
+    It is infinite after a history that all words follow.
+    """
     context_N = model.orders[n - 1].key_N // len(model.words)
     p_N, lower_N, left_C, left_lower_C = _masses(model, n)
     left_N = left_C[context_N]
     log_alpha_N = np.log(left_N / left_lower_C[context_N])
     log_without_N = np.log((left_N + p_N) / (left_lower_C[context_N] + lower_N))
     gain_N = p_N * (np.log(p_N) - np.log(lower_N) - log_without_N)
-    entropy_N: np.ndarray = share_C[context_N] * (gain_N + left_N * (log_alpha_N - log_without_N))
-    return entropy_N
+    entropy_N = share_C[context_N] * (gain_N + left_N * (log_alpha_N - log_without_N))
+    return np.where(left_lower_C[context_N] < COVERED, np.inf, entropy_N)
 
 
 def _kept(model: NgramModel, keeps: list[np.ndarray]) -> NgramModel:
@@ -340,13 +345,21 @@ def _kept(model: NgramModel, keeps: list[np.ndarray]) -> NgramModel:
 
 
 def normalised(model: NgramModel) -> NgramModel:
-    """Return the model with back-offs that make each history's distribution sum to one."""
+    """Return the model with back-offs that make each history's distribution sum to one.
+
+    If all words follow a history, any back-off would do, and the masses are but rounding. In a
+    graph, though, every word can back off, so the weight is at most one by which none is likelier.
+    """
     orders = list(model.orders)
     for n in range(2, model.order + 1):  # upward: an order's back-offs need the lower ones
-        contexts = model.counts[n - 2]
-        _, _, left_C, left_lower_C = _masses(NgramModel(model.words, orders[:n]), n)
-        followed_C = np.bincount(orders[n - 1].key_N // len(model.words), minlength=contexts) > 0
-        backoff_C = np.where(followed_C, np.log10(left_C / left_lower_C), 0.0)
+        contexts, context_N = model.counts[n - 2], orders[n - 1].key_N // len(model.words)
+        p_N, lower_N, left_C, left_lower_C = _masses(NgramModel(model.words, orders[:n]), n)
+        weight_C, most_C = left_C / left_lower_C, np.ones(contexts)
+        np.minimum.at(most_C, context_N, p_N / lower_N)
+        covered_C = left_lower_C < COVERED
+        weight_C[covered_C] = np.minimum(weight_C, most_C)[covered_C]
+        followed_C = np.bincount(context_N, minlength=contexts) > 0
+        backoff_C = np.where(followed_C, np.log10(weight_C), 0.0)
         orders[n - 2] = Ngrams(orders[n - 2].key_N, orders[n - 2].logp_N, backoff_C)
     return NgramModel(model.words, orders)
 

@@ -11,7 +11,7 @@ from slow_ngram import SlowKneserNey, random_text, text_of
 from toy import logprobs
 
 from asr_train.files import DamagedFileError, write_jsonl
-from asr_train.lang.arpa import NgramModel
+from asr_train.lang.arpa import NgramModel, read_arpa, write_arpa
 from asr_train.lang.ngram import (
     FALL_BACK,
     Text,
@@ -206,6 +206,40 @@ def test_histories_that_all_words_follow_sum_to_one_too(threshold):
     if not threshold:
         assert np.bincount(model.orders[1].key_N // 5).max() == 4  # all but <s>, so none is left
     np.testing.assert_allclose(distributions(model).sum(axis=1), 1, atol=1e-9)
+
+
+@pytest.fixture(params=["trained", "of a file"])
+def covered(request, tmp_path):
+    """Two models, all of whose histories all words follow, and text of the first one's language."""
+    follows = {"A": "B", "B": "C", "C": "A", "X": "A"}
+
+    def text(seed):
+        rng, sentences = np.random.default_rng(seed), []
+        for _ in range(3000):
+            sentences.append([rng.choice([*"ABC"])])
+            while rng.random() < 0.8:
+                likely = follows[sentences[-1][-1]]
+                sentences[-1].append(likely if rng.random() < 0.9 else rng.choice([*"ABCX"]))
+        return sentences
+
+    models = [train(Text.of(text(seed), "ABC"), 2) for seed in (1, 2)]
+    if request.param == "of a file":  # float32, so that the masses left over are up to 1e-6
+        for k, model in enumerate(models):
+            write_arpa(tmp_path / f"{k}.arpa", model)
+            models[k] = read_arpa(tmp_path / f"{k}.arpa")
+    return *models, text(3)
+
+
+@pytest.mark.parametrize("change", ["prune", "mix"])
+def test_histories_that_all_words_follow_stay_as_likely_and_do_not_back_off(covered, change):
+    first, second, said = covered
+    model = prune(first, 1e-8) if change == "prune" else mixed(first, second, 0.5)
+    assert model.counts == first.counts == [6, 23]
+    assert model.perplexity(said).perplexity < 1.01 * first.perplexity(said).perplexity
+    ids = model.ids(2)
+    backoff_N = model.orders[0].backoff_N[ids[:, 0]]
+    assert (model.conditional(ids) > backoff_N + model.conditional(ids[:, 1:]) - 1e-6).all()
+    assert model.orders[0].backoff_N.max() <= 0
 
 
 def test_ngrams_of_a_text_are_counted_within_sentences():
