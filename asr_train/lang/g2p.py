@@ -1,8 +1,8 @@
 """Words missing in a dictionary -> **pronunciations** in ARPAbet, by espeak-ng's American English.
 
 in    words in upper case; the dictionary, for inflections of its words (VILLAGER -> VILLAGERS')
-out   word -> pronunciation; words with other than Latin letters and digits have none,
-      nor have those with rare Latin letters (IPA, Ə)
+out   word -> pronunciation, also of parts of words (TH-, -Y, (-ORD)); words with other than Latin
+      letters and digits have none, nor have those with rare Latin letters (IPA, Ə)
 Knows nothing of settings and files.
 
 On 3,000 random words held out from CMU's dictionary (tests/lang/test_g2p.py prints this), 8.7 % of
@@ -132,11 +132,19 @@ def spoken(words: Iterable[str], schwa: bool) -> dict[str, Pronunciation]:
 def is_latin(word: str) -> bool:
     """Return whether the word can be read: Latin letters and digits, with '.&- only between them.
 
-    An apostrophe is also allowed at the ends, and a point at the end. In other scripts, espeak
-    reads the script's name; brackets have no sound: <UNK> and [NOISE] are not words.
+    An apostrophe is also allowed at the ends, and a point at the end, and the marks of parts of
+    words. In other scripts, espeak reads the script's name; brackets have no sound: <UNK> and
+    [NOISE] are not words.
     """
-    word = word.replace("’", "'")
+    word = _unmarked(word.replace("’", "'"))
     return bool(re.fullmatch(r"'?[^\W_]+(['.&-][^\W_]+)*['.]?", word)) and all(map(_latin, word))
+
+
+def _unmarked(word: str) -> str:
+    """Return a word, or a part of one (TH-, -Y, (TH-), (-ORD)) without its marks."""
+    if re.fullmatch(r"\((-.+|.+-)\)", word):
+        word = word[1:-1]
+    return word.removeprefix("-").removesuffix("-")
 
 
 @cache
@@ -155,7 +163,7 @@ def _read(letter: str) -> str:
 
 def _mnemonics(lib: ctypes.CDLL, word: str) -> list[str]:
     """Return espeak's phonemes, with stress marks."""
-    letters = "".join(map(_read, word.replace("’", "'")))
+    letters = "".join(map(_read, _unmarked(word.replace("’", "'"))))
     text = ctypes.c_char_p(letters.lower().encode())
     clauses = []
     while text.value is not None:  # each call moves the pointer past a clause, finally to 0

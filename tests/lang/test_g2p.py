@@ -13,9 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asr_train.data.published import ms98_text
 from asr_train.jobs import parallel_map
 from asr_train.lang import espeak, g2p
 from asr_train.lang.g2p import ARPABET, PHONES, arpabet, pronounce, spoken
+from asr_train.schema import NormaliserKind
+from asr_train.score.normalise import transcribed
 
 WORDS = ["COVID", "ZUCKERBERG", "XQZ", "MP3", "O'HARA'S", "JOSÉ", "'BOUT", "AT&T", "Y'ALL'D'VE"]
 
@@ -98,6 +101,17 @@ def test_marks_of_other_languages_are_not_read_aloud(word, plain):
     assert spoken([word], schwa=True)[word] == spoken([plain], schwa=True)[plain]
 
 
+@pytest.mark.parametrize("word", ["TH-", "-TH", "-TH-", "(TH-)", "(-TH)"])
+def test_parts_of_words_are_spoken_without_their_marks(word):
+    assert spoken([word], schwa=True) == {word: spoken(["TH"], schwa=True)["TH"]}
+
+
+def test_parts_of_words_in_transcripts_have_a_pronunciation():
+    words = transcribed("I th- think (-cause) (wor-) so", NormaliserKind.english)
+    words += ms98_text("i[t's]- th[ink]- think -[be]cause you'[re]-").split()
+    assert {"TH-", "(-CAUSE)", "-CAUSE", "YOU'-"} <= set(words) == set(spoken(words, schwa=True))
+
+
 @pytest.mark.parametrize("letter", ["Ƒ", "Ƶ", "ɞ", "ᴀ", "Ə"])
 def test_words_with_rare_letters_have_no_pronunciation(letter):
     assert spoken([f"B{letter}TTLE"], schwa=True) == {}
@@ -138,7 +152,7 @@ def test_a_phoneme_without_a_name_is_refused():
 
 
 @pytest.mark.parametrize(
-    "word", ["<UNK>", "[NOISE]", "ЖУК", "漢字", "--", "'", "A B", "", "A_B", "٣"]
+    "word", ["<UNK>", "[NOISE]", "ЖУК", "漢字", "--", "(-)", "TH--", "'", "A B", "", "A_B", "٣"]
 )
 def test_what_is_no_word_is_not_spoken(word):
     assert spoken([word, "ONE"], schwa=True) == {"ONE": ("W", "AH", "N")}
