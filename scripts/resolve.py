@@ -100,7 +100,9 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         check_order(choices, config)
         check_lists(choices, config)
         check_language_model(choices, config, given)
-        check_inputs(choices, config)
+        check_given_models(choices, config, given)
+        check_inputs(choices, config, given)
+        check_passes(config, given)
         if config.comm.workers is None:
             alone = config.comm.method is Method.sgd
             config.comm.workers = 1 if alone else workers
@@ -315,20 +317,61 @@ def check_language_model(choices: Choices, config: Config, overrides: list[str])
         SettingsError: if no graph has one.
     """
     chosen = [override for override in overrides if override.startswith("lm=")]
-    has_model = config.lm.small is not None
-    is_loop = config.lang.grammar.kind is GrammarKind.loop
-    if chosen and has_model and is_loop and not choices.bigram and not choices.rescore:
+    kind, has_model = config.lang.grammar.kind, config.lm.small is not None
+    is_used = kind is GrammarKind.ngram or choices.bigram or choices.rescore
+    if chosen and has_model and not is_used:
+        graph = "all words in any order" if kind is GrammarKind.loop else "lang.grammar.file"
         raise SettingsError(
-            f"{chosen[-1]} has no effect, as lang.grammar.kind is loop, a graph of all words in "
-            "any order; set lang=sentences, whose graph has the language model"
+            f"{chosen[-1]} has no effect, as lang.grammar.kind is {kind.value}, a graph of "
+            f"{graph}; set lang=sentences, whose graph has the language model"
         )
 
 
-def check_inputs(choices: Choices, config: Config) -> None:
-    """Check that the system that aligns for networks has the speaker transforms they need.
+def check_given_models(choices: Choices, config: Config, overrides: list[str]) -> None:
+    """Check that nothing is said of training language models if all of them are given.
 
     Raises:
-        SettingsError: if it is not speaker-adaptive.
+        SettingsError: naming the setting without effect, and a file.
+    """
+    lm = config.lm
+    models = [model for model in (lm.small, lm.big) if model is not None]
+    if not models or any(model.file is None for model in models):
+        return
+    of_training = {"vocabulary": lm.vocabulary, "mix": lm.mix}
+    if not choices.bigram:  # whose text it is, too
+        of_training |= {"text": lm.text, "without_eval": lm.without_eval}
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if of_training.get(key.removeprefix("lm.")) and key.startswith("lm."):
+            raise SettingsError(
+                f"{key}={value} has no effect, as no language model is trained: lm.small.file is "
+                f"{models[0].file}; leave one out"
+            )
+
+
+def check_passes(config: Config, overrides: list[str]) -> None:
+    """Check that passes that are listed for speakers' transforms come before the last one.
+
+    Raises:
+        SettingsError: if none does.
+    """
+    given = {override.lstrip("+").partition("=")[0]: override for override in overrides}
+    for name, gmm in config.gmm.items():
+        override = given.get(f"gmm.{name}.fmllr.passes")
+        listed = gmm.fmllr.passes if gmm.fmllr is not None else []
+        if override and listed and min(listed) >= gmm.passes:
+            raise SettingsError(
+                f"{override} has no effect, as gmm.{name}.passes is {gmm.passes}, and transforms "
+                "are re-estimated only after earlier passes; list one of those, or []"
+            )
+
+
+def check_inputs(choices: Choices, config: Config, overrides: list[str]) -> None:
+    """Check that networks on adapted frames have the transforms, and no other normalisation.
+
+    Raises:
+        SettingsError: if the system that aligns for them is not speaker-adaptive, or shards.norm is
+            given.
     """
     aligner = config.gmm.get(choices.gmms[-1])
     if config.shards.inputs is Inputs.fmllr and (aligner is None or aligner.fmllr is None):
@@ -336,6 +379,12 @@ def check_inputs(choices: Choices, config: Config) -> None:
             f"shards.inputs is fmllr, but {choices.gmms[-1]}, the last of GMMS="
             f"'{' '.join(choices.gmms)}', is not speaker-adaptive; end GMMS with sat, for example "
             "GMMS='mono tri lda sat', or set shards.inputs=logmel"
+        )
+    norm = [each for each in overrides if re.match(r"\+*shards\.norm[.=]", each)]
+    if config.shards.inputs is Inputs.fmllr and norm:
+        raise SettingsError(
+            f"{norm[-1]} has no effect, as shards.inputs is fmllr: cepstra, which the front end of "
+            f"{choices.gmms[-1]} normalises; leave one out"
         )
 
 

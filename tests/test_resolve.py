@@ -120,6 +120,61 @@ def test_what_would_have_no_effect_is_refused_before_any_stage(tmp_path, given, 
     resolved("RESCORE=dnn", "lang=sentences", "lm=fourgram", "decode=large")
 
 
+GIVEN = "lang=sentences lm=trigram lm.small.file={}"  # all models are files
+
+
+@pytest.mark.parametrize(
+    "given, more, message",
+    [
+        (
+            "lang.grammar.kind=arpa lang.grammar.file={}",
+            "lm=trigram",
+            r"^lm=trigram has no effect, as lang\.grammar\.kind is arpa, a graph of lang",
+        ),
+        (
+            GIVEN,
+            "lm.vocabulary=2",
+            r"^lm\.vocabulary=2 has no effect, as no .*: lm\.small\.file is /",
+        ),
+        (
+            GIVEN,
+            "lm.text=[{}]",
+            r"^lm\.text=\[/.*\] has no effect, as no language model is trained",
+        ),
+        (
+            "shards.inputs=fmllr",
+            "shards.norm.by=utterance",
+            r"^shards\.norm\.by=utterance has no .* of sat norm",
+        ),
+        (
+            "gmm.sat.passes=4",
+            "gmm.sat.fmllr.passes=[4,6]",
+            r"passes=\[4,6\] has no effect, as gmm\.sat\.passes is 4.*list one of those, or \[\]$",
+        ),
+    ],
+)
+def test_what_other_settings_make_void_is_refused(tmp_path, given, more, message):
+    (tmp_path / "file").touch()
+
+    def resolved(*overrides):
+        overrides = [each.format(tmp_path / "file") for each in overrides]
+        resolve(str(tmp_path / "conf"), "dnn", "GMMS=mono sat", "gmm=sat", *overrides)
+
+    resolved(*given.split())
+    with pytest.raises(SettingsError, match=message):
+        resolved(*given.split(), more)
+
+
+def test_settings_that_count_beside_those_that_do_not_are_taken(tmp_path):
+    (tmp_path / "file").touch()
+    text, systems = f"lm.text=[{tmp_path}/file]", "GMMS=mono sat"
+    given = [*GIVEN.format(tmp_path / "file").split(), text]
+    resolve(str(tmp_path), "dnn", "NETS=dnn", "BIGRAM=dnn", *given)  # the bigram's text
+    resolve(str(tmp_path), "dnn", *given, "lm=fourgram", "lm.vocabulary=2")  # big is trained
+    resolve(str(tmp_path), "dnn", systems, "gmm=sat", "gmm.sat.fmllr.passes=[]")
+    resolve(str(tmp_path), "dnn", systems, "gmm=sat", "gmm.sat.passes=1")  # conf's own list
+
+
 @pytest.mark.parametrize("key", ["lda.lda.mllt_passes", "sat.fmllr.passes"])
 def test_passes_are_numbered_from_one(key):
     with pytest.raises(SettingsError, match="passes is 0; it must be positive"):
