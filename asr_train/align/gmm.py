@@ -173,12 +173,13 @@ def estimate(gmm: Gmm, counts: Counts, floor_D: np.ndarray, min_count: float) ->
     mean_GD[poor_G], variance_GD[poor_G] = gmm.mean_GD[poor_G], gmm.variance_GD[poor_G]
     weight_G = np.where(unseen_G, gmm.weight_G, np.maximum(counts.occupancy_G, 1e-3) * alive_G)
     total_S = np.bincount(gmm.state_G, weight_G, gmm.num_states)
+    loop_S = (counts.frames_S - counts.visits_S + 1) / (counts.frames_S + 2)
     return Gmm(
         gmm.state_G[alive_G],
         (weight_G / total_S[gmm.state_G])[alive_G],
         mean_GD[alive_G],
         variance_GD[alive_G],
-        (counts.frames_S - counts.visits_S + 1) / (counts.frames_S + 2),
+        np.where(counts.frames_S == 0, gmm.loop_S, loop_S),
     )
 
 

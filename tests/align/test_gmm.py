@@ -124,7 +124,9 @@ def test_of_starved_gaussians_a_state_keeps_the_one_with_most_frames():
 
 def test_a_mixture_without_frames_keeps_its_parameters(rng):
     gmm, x_ND = random_gmm(rng), rng.standard_normal((30, DIMS)).astype(np.float32)
-    new = estimate(gmm, count(gmm, x_ND, np.zeros(30, int), np.ones(5)), np.ones(DIMS), 20)
+    visits_S = np.eye(5)[0]
+    new = estimate(gmm, count(gmm, x_ND, np.zeros(30, int), visits_S), np.ones(DIMS), 20)
+    assert new.loop_S[1:].tolist() == gmm.loop_S[1:].tolist() != [0.5] * 4
     unseen_G, kept_G = gmm.state_G > 0, new.state_G > 0
     assert np.bincount(gmm.state_G)[1:].max() > 1
     assert new.state_G[kept_G].tolist() == gmm.state_G[unseen_G].tolist()
