@@ -142,8 +142,7 @@ def stm(manifest: str, output: str) -> None:
 def textgrid(manifest: str, output: str) -> None:
     count = sum(1 for row in _rows(manifest) if _tiers(row))  # all, before the first file
     for row in progress(_rows(manifest), "TextGrids", count):
-        shift = row.get("features", {}).get("frame_shift", 0.0)
-        write_textgrid(Path(output) / f"{row['id']}.TextGrid", _tiers(row), shift / 2)
+        write_textgrid(Path(output) / f"{row['id']}.TextGrid", _tiers(row))
     print(f"export: {spelled(count, 'TextGrid')} in {output}")
 
 

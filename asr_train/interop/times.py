@@ -3,7 +3,8 @@
 Times are seconds from the recording's start. Knows nothing of files.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,7 +55,8 @@ def place_of(row: dict[str, Any], spans: tuple[Span, ...] = ()) -> Timed:
 def aligned(row: dict[str, Any], kind: str) -> Timed:
     """Return the words or phones of a row's lhotse alignment (aligned or true times).
 
-    Its times are relative to the utterance's start, as in all cuts of lhotse.
+    Its times are relative to the utterance's start, as in all cuts of lhotse. The last frame may
+    end half a shift after the utterance, where its word or phone is cut off.
 
     Args:
         kind: word or phone.
@@ -68,7 +70,8 @@ def aligned(row: dict[str, Any], kind: str) -> Timed:
             "lack them, delete that file and run make again; or if it was imported, align here: "
             "Kaldi's phones did not tell where the transcript's words are"
         )
-    return _placed(row, items)
+    shift = row.get("features", {}).get("frame_shift", 0.0)
+    return _placed(row, _cut_off(items, row["duration"], shift))
 
 
 def is_wordless(row: dict[str, Any]) -> bool:
@@ -99,15 +102,18 @@ def found(hyp: dict[str, Any], row: dict[str, Any]) -> Timed:
             f"{hyp['id']} has the words {' '.join(words)} but times of "
             f"{' '.join(item[0] for item in items)}; delete the hypotheses and decode again"
         )
-    end = row["duration"]  # the last frame may end half a shift later
-    within = [
-        [label, start, max(0.0, min(seconds, end - start)), *more]
-        for label, start, seconds, *more in items
-    ]
-    return _placed(row, within)
+    return _placed(row, _cut_off(items, row["duration"], math.inf))
 
 
-def _placed(row: dict[str, Any], items: Sequence[list[Any]]) -> Timed:
+def _cut_off(items: Sequence[list[Any]], end: float, beyond: float) -> Iterator[list[Any]]:
+    """Yield items, cut off at the utterance's end if they end at most `beyond` seconds later."""
+    for label, start, seconds, *more in items:
+        if end < start + seconds <= end + beyond:
+            seconds = max(0.0, end - start)
+        yield [label, start, seconds, *more]
+
+
+def _placed(row: dict[str, Any], items: Iterable[list[Any]]) -> Timed:
     """Return the utterance with items whose times are relative to its start."""
     spans = [_span(row["id"], item) for item in items]
     return place_of(row, tuple(replace(s, start=s.start + row["start"]) for s in spans))

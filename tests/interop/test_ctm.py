@@ -97,6 +97,16 @@ def test_a_word_ends_with_its_recording_at_the_latest(rows):
     assert (span.start - rows[0]["start"], span.seconds) == (2.0, 0.5)
 
 
+@pytest.mark.parametrize("kind", ["word", "phone"])
+@pytest.mark.parametrize("seconds, left", [(0.505, 0.5), (0.495, 0.495), (0.6, 0.6)])
+def test_what_is_aligned_ends_with_its_utterance_too(rows, kind, seconds, left):
+    """The last frame may end half a shift later; times further off are wrong, and left so."""
+    row = rows[0] | {"features": {"frame_shift": 0.01}}
+    row["supervisions"][0]["alignment"] = {kind: [["FOUR", 2.0, seconds]]}
+    (span,) = aligned(row, kind).spans
+    assert (span.start - row["start"], span.seconds) == (2.0, left)
+
+
 def test_words_without_times_are_spread_evenly(rows):
     hyp = {"id": "anna-2", "words": ["THREE", "FOUR"], "words_at": None, "confidences": [0.5, 1]}
     half = rows[0]["duration"] / 2
