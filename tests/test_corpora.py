@@ -71,7 +71,8 @@ def test_the_whole_speechocean_is_tested_on_its_official_speakers(tmp_path):
     speechocean(tmp_path, NOISE)
     speakers = sorted(row.split("\t")[1] for row in utterances(tmp_path))
     chosen = speakers[:4]
-    (tmp_path / "official_test_speakers.txt").write_text("".join(f"{s}\n" for s in chosen))
+    names = tmp_path / "official_test_speakers.txt"
+    names.write_text("".join(f"{s}\n" for s in chosen))
     official, _ = variables("speechocean", f"CORPUS_DIR={tmp_path}")
     found = settings("dnn", official).corpus.folder
     assert (found.test_every, set(found.test_speakers)) == (None, set(chosen))
@@ -79,6 +80,11 @@ def test_the_whole_speechocean_is_tested_on_its_official_speakers(tmp_path):
     assert settings("dnn", fifth).corpus.folder.test_every == 5
     ended = make("speechocean", f"CORPUS_DIR={tmp_path}", "SPLIT=half", "help")
     assert "SPLIT is half; it must be official or fifth" in ended.stderr
+    for content, state in (("\n", "empty"), (None, "missing")):
+        names.unlink() if content is None else names.write_text(content)
+        ended = make("speechocean", f"CORPUS_DIR={tmp_path}", "SPLIT=official", "table")
+        assert f"SPLIT is official, but {names} is {state}; write" in ended.stderr
+    assert make("speechocean", "SPLIT=official", "help").returncode == 0
 
 
 def utterances(folder: Path) -> list[str]:
