@@ -309,7 +309,7 @@ def test_adagrad_of_a_single_worker_is_refused_before_any_stage_where_several_sh
     "more, key",
     [
         ("lang.lexicon.source=file lang.lexicon.file={}", "lang.lexicon.file"),
-        ("lang.grammar.kind=arpa lang.grammar.file={}", "lang.grammar.file"),
+        ("lang=words lang.grammar.kind=arpa lang.grammar.file={}", "lang.grammar.file"),
         ("lang=sentences lm=arpa lm.small.file={} lm.big=null", "lm.small.file"),
         ("lang=sentences lm=fourgram lm.text=[{}]", "lm.text"),
         ("score.normaliser.kind=english score.normaliser.mapping={}", "score.normaliser.mapping"),
@@ -636,7 +636,7 @@ def test_models_are_decoded_with_a_bigram_where_told_so(plan, tmp_path):
     """They are tuned and decoded with its graph; no model is trained again for it."""
     text = tmp_path / "text.txt"
     text.write_text("ONE TWO\n")
-    own = ["SET=gmm=tri lm=trigram lang.grammar.kind=ngram lm.text=[" + str(text) + "]"]
+    own = ["SET=gmm=tri lang=sentences lm=trigram lm.text=[" + str(text) + "]"]
     own += ["GMMS=mono tri"]
     once, more = plan(*own), plan(*own, "BIGRAM=tri dnn")
     made = {c[-1].removeprefix(f"{tmp_path}/w/"): c for c in plan.commands}
@@ -655,7 +655,7 @@ def test_models_are_decoded_with_a_bigram_where_told_so(plan, tmp_path):
 def test_a_run_that_is_rescored_keeps_its_lattices(plan, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("ONE TWO\n")
-    own = f"lm=fourgram lang.grammar.kind=ngram lm.text=[{text}] decode.nbest=5"
+    own = f"lang=sentences lm=fourgram lm.text=[{text}] decode.nbest=5"
     plan(f"SET={own}", "RESCORE=dnn")
     assert read_yaml(tmp_path / "w/conf/scales/dnn.yaml") == {"scales": "dnn", "lattices": True}
     assert read_yaml(tmp_path / "w/conf/scales/mono.yaml") == {"scales": "mono"}
@@ -673,7 +673,7 @@ def test_a_run_that_is_no_longer_rescored_is_not_decoded_again(tmp_path):
         return read_yaml(tmp_path / "conf/scales/dnn.yaml")
 
     (tmp_path / "text.txt").write_text("ONE TWO\n")
-    settings = "recipe=digits", "lm=fourgram", "lang.grammar.kind=ngram", "decode.nbest=5"
+    settings = "recipe=digits", "lang=sentences", "lm=fourgram", "decode.nbest=5"
     settings += (f"lm.text=[{tmp_path}/text.txt]",)
     assert scales() == {"scales": "dnn"}
     assert scales("RESCORE=dnn") == scales() == {"scales": "dnn", "lattices": True}
@@ -988,8 +988,12 @@ def test_an_edited_mapping_is_tuned_and_scored_with_anew(plan, tmp_path):
     "settings, first, untouched",
     [
         ("lang.lexicon.source=file lang.lexicon.file={}", "manifests", set()),
-        ("lm=trigram lang.grammar.kind=ngram lm.text=[{}]", "lm", {"manifests", "check", "feats"}),
-        ("lang.grammar.kind=arpa lang.grammar.file={}", "lang", {"manifests", "lm", "feats"}),
+        ("lang=sentences lm=trigram lm.text=[{}]", "lm", {"manifests", "check", "feats"}),
+        (
+            "lang=words lang.grammar.kind=arpa lang.grammar.file={}",
+            "lang",
+            {"manifests", "lm", "feats"},
+        ),
     ],
 )
 def test_an_edited_file_of_the_users_reruns_the_stages_that_read_it(

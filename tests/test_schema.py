@@ -77,6 +77,7 @@ def test_a_bad_value_is_refused_with_its_key(change, message):
         "corpus.digits.level_db=[0.0,-1.0]",
         "lang.grammar.min_words=2",
         "lang.grammar.max_words=2 lang.grammar.kind=ngram lm=trigram",
+        "lang.grammar.words=[YES] lang=sentences lm=trigram",
         "lang.lexicon.max_variants=0",
         "lm.small.order=5 lm=fourgram",
         "lm.big.order=5 lm=fourgram",

@@ -75,6 +75,12 @@ class GrammarSettings:
                 f"{at('max_words')} is {self.max_words} and {at('min_words')} is {self.min_words}, "
                 f"but {at('kind')} is {self.kind.value}: only a loop has limits; set null and 1"
             )
+        if self.kind is not GrammarKind.loop and self.words:
+            listed = ",".join([*self.words[:3], *["..."][: len(self.words) - 3]])
+            raise SettingsError(
+                f"{at('words')} is [{listed}], but {at('kind')} is {self.kind.value}, whose words "
+                f"are those of the n-gram model; set {at('words')}=[]"
+            )
 
 
 @dataclass(kw_only=True, slots=True)
