@@ -52,7 +52,7 @@ unused = $(if $2,$(if $(strip $(foreach k,$3,$(findstring $k,$(CONF)))),,$(error
 $(call unused,MORE,$(value MORE_DIRS),.more_dirs=)
 $(call unused,$(if $(value TESTED),TEST_DIRS,DEV_DIR),$(value HELD_OUT),corpus.folder.dev_dir= corpus.folder.test_dirs.)
 $(call unused,TEXT,$(value TEXTS),lm.text= lm.small.file=)
-SETTINGS = gmm=$(ALIGNER) $(CONF) $(strip $(SET))# where two name one key, the later wins
+SETTINGS = gmm=$(ALIGNER) $(CONF)# of the recipe; where SET names the same key, it wins
 # C is the folder of settings files. A plan (-n) works on a copy of it, so that asking changes neither
 # what a make that runs at the same time reads, nor what is stale.
 PLANNING := $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
@@ -207,7 +207,7 @@ clean:
 # touches a settings file when the content of a file that it names changes, which reruns the stages.
 # '+' runs these lines under -n too, so that the plan it prints is true.
 conf:
-	+@$(PY) $S/resolve.py $C '$(strip $(SEEDED) $(SEQUENCED))' $(FILES) $(CHOICES) $(SETTINGS)
+	+@$(PY) $S/resolve.py $C '$(strip $(SEEDED) $(SEQUENCED))' $(FILES) $(CHOICES) $(SETTINGS) SET $(strip $(SET))
 	$(if $(SPEECH),+@$(PY) $S/recordings.py $C/audio $W/manifests $(TRAIN) $(EVAL))
 $C/%.yaml: conf ; +@:
 

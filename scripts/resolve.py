@@ -1,8 +1,9 @@
 """resolve.py work/conf 'RUN RUN ...' [TABLE.yaml@SCALE[:SEED...] ...] ['NAME=word word' ...]
-    [group=file ...] [group.key=value ...]
+    [group=file ...] [group.key=value ...] [SET group.key=value ...]
 
 Compose conf/ and the overrides, check every value, and write one file per stage into work/conf.
 recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides take precedence.
+Those after the word SET are the user's: they are refused if nothing reads them.
 Arguments with names in capitals, before all overrides, are make's variables (`choices.Choices`,
 WORKERS, STRIPES; with CHECK=1 only the files that `make check` reads are written). Some files
 depend on them alone: shown.yaml and splits.yaml (what this call shows), from/NAME.yaml (whose
@@ -41,6 +42,14 @@ from asr_train.schema import AdagradPlace, Config, GrammarKind, Inputs, Method, 
 
 VARIABLE = re.compile(r"[A-Z]+=")
 CLOCK_SECONDS = 60  # that machines' clocks may differ by
+# Settings that are read only for the models that a variable of make names
+READ_FOR = {
+    "objective.": "SEQUENCE",
+    "lattices.": "SEQUENCE",
+    "decode.rescore_": "RESCORE",
+    "lm.bigram.": "BIGRAM",
+    "lang.pronprobs.": "PRONPROBS",
+}
 READ_BY_CHECK = ("corpus", "lexicon", "ali", "splits")
 
 
@@ -50,6 +59,10 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     others = [o for o in overrides if o not in files_of_tables]
     variables = list(takewhile(VARIABLE.match, others))
     given = others[len(variables) :]
+    said = list(given)  # by the user
+    if "SET" in given:
+        said = given[given.index("SET") + 1 :]
+        given.remove("SET")
     choices = Choices.of(variables)
     for name in choices.gmms:
         systems = sorted(p.stem for p in (compose.CONF / "gmm").glob("*.yaml"))
@@ -60,6 +73,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         check_known("SEQUENCE", name, objectives, "is no file of conf/objective")
     workers, stripes = (whole_number(name, variables) for name in ("WORKERS", "STRIPES"))
     check_variables(given, runs.split(), workers)
+    check_read(choices, said)
     if stripes > 1:
         given.insert(0, f"comm.stripes={stripes}")
     named = runs_of_tables(files_of_tables)
@@ -99,10 +113,10 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         inputs |= inputs_of(config)
         check_order(choices, config)
         check_lists(choices, config)
-        check_language_model(choices, config, given)
-        check_given_models(choices, config, given)
-        check_inputs(choices, config, given)
-        check_passes(config, given)
+        check_language_model(choices, config, said)
+        check_given_models(choices, config, said)
+        check_inputs(choices, config, said)
+        check_passes(config, said)
         if config.comm.workers is None:
             alone = config.comm.method is Method.sgd
             config.comm.workers = 1 if alone else workers
@@ -240,6 +254,21 @@ def check_variables(overrides: list[str], runs: list[str], workers: int) -> None
             raise SettingsError(f"SET says {key}={said[key]}, but {name} is {value}; leave one out")
 
 
+def check_read(choices: Choices, overrides: list[str]) -> None:
+    """Check that settings for some models alone are given only with such models.
+
+    Raises:
+        SettingsError: naming the setting, and the variable that would name the models.
+    """
+    for override in overrides:
+        for start, name in READ_FOR.items():
+            if override.lstrip("+").startswith(start) and not getattr(choices, name.lower()):
+                raise SettingsError(
+                    f"{override} has no effect, as it is for the models that {name} names, and "
+                    f"{name} is empty; set {name}, or leave the setting out"
+                )
+
+
 def check_order(choices: Choices, config: Config) -> None:
     """Check that each of GMMS can be trained from the one before it, and the first from nothing.
 
@@ -311,19 +340,31 @@ def check_lists(choices: Choices, config: Config) -> None:
 
 
 def check_language_model(choices: Choices, config: Config, overrides: list[str]) -> None:
-    """Check that a language model that is chosen by name is used.
+    """Check that a language model that is chosen by name, or has settings, is used.
 
     Raises:
         SettingsError: if no graph has one.
     """
-    chosen = [override for override in overrides if override.startswith("lm=")]
-    kind, has_model = config.lang.grammar.kind, config.lm.small is not None
-    is_used = kind is GrammarKind.ngram or choices.bigram or choices.rescore
-    if chosen and has_model and not is_used:
-        graph = "all words in any order" if kind is GrammarKind.loop else "lang.grammar.file"
+    kind = config.lang.grammar.kind
+    if choices.bigram or choices.rescore or kind is GrammarKind.ngram:
+        return
+    has_model = config.lm.small is not None
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        chooses = key == "lm" and has_model
+        if not chooses and (not key.startswith("lm.") or value == "null"):
+            continue
+        if not has_model:
+            raise SettingsError(
+                f"{override} has no effect, as lm.small is null: there is no language model; set "
+                "lang=sentences lm=trigram, too"
+            )
+        graph = "a graph of all words in any order"
+        if kind is GrammarKind.arpa:
+            graph = f"a graph of the model {config.lang.grammar.file}"
         raise SettingsError(
-            f"{chosen[-1]} has no effect, as lang.grammar.kind is {kind.value}, a graph of "
-            f"{graph}; set lang=sentences, whose graph has the language model"
+            f"{override} has no effect, as lang.grammar.kind is {kind.value}, {graph}; set "
+            "lang=sentences, whose graph has the language model"
         )
 
 

@@ -93,31 +93,37 @@ def test_what_is_refused_is_said_of_the_files_of_the_run(run, override, message)
         (["RESCORE=dnn"], "set lang=sentences lm=fourgram, or call make with RESCORE=$"),
         (["RESCORE=dnn", "lm=fourgram", "decode=large"], r"but lang\.grammar\.kind is loop"),
         (["lm=trigram"], r"^lm=trigram has no effect, as lang\.grammar\.kind is loop"),
+        (["lm.vocabulary=9"], r"^lm\.vocabulary=9 has no effect, as lm\.small is null: .* lm=trig"),
+        (["lang=words", "lm=trigram", "lm.vocabulary=9"], "^lm=trigram has no effect"),
+        (["objective.rate=0.5"], "^objective.rate=0.5 has no effect, .* SEQUENCE is empty; set"),
+        (["lattices.order=2"], "^lattices.order=2 has no effect, .* SEQUENCE is empty; set"),
+        (["decode.rescore_mbr=[true]"], r"^decode.rescore_mbr=\[true\] has no .* RESCORE is empty"),
+        (["lm.bigram.vocabulary=9"], "^lm.bigram.vocabulary=9 has no effect, .* BIGRAM is empty"),
+        (["lang.pronprobs.pron_count=2"], "^lang.pronprobs.pron_.* has no effect, .* PRONPROBS is"),
         (["gmm.tri.gaussians=5000"], "^gmm.tri.gaussians=5000 has no effect, as GMMS='mono sat' d"),
     ],
 )
 def test_what_would_have_no_effect_is_refused_before_any_stage(tmp_path, given, message):
-    def resolved(*more):
-        names = [each for each in more if re.match("[A-Z]+=", each)]
-        others = [each for each in more if each not in names]
-        resolve(
-            str(tmp_path),
-            "dnn",
-            "NETS=dnn",
-            "GMMS=mono sat",
-            *names,
-            "gmm=sat",
-            "recipe=digits",
-            *others,
-        )
-
     with pytest.raises(SettingsError, match=message):
-        resolved(*given)
-    resolved("gmm.tri.tree.leaves=200")  # counts: sat has it by reference
-    resolved("gmm.tri.tree.leaves=1000")  # the recipe's own
-    resolved("gmm.tri.tree.leaves=100", "gmm.tri.tree.leaves=200")  # the later counts
-    resolved("lm=none")
-    resolved("RESCORE=dnn", "lang=sentences", "lm=fourgram", "decode=large")
+        resolved(tmp_path, *given)
+
+
+def resolved(folder: Path, *given: str) -> None:
+    """Resolve settings and variables of recipes/digits with a speaker-adaptive system."""
+    names = [each for each in given if re.match("[A-Z]+=", each)]
+    others = [each for each in given if each not in names]
+    known = "NETS=dnn", "GMMS=mono sat", *names
+    resolve(str(folder), "dnn", *known, "gmm=sat", "recipe=digits", *others)
+
+
+def test_what_has_an_effect_or_is_the_recipes_own_is_taken(tmp_path):
+    resolved(tmp_path, "gmm.tri.tree.leaves=200")  # counts: sat has it by reference
+    resolved(tmp_path, "gmm.tri.tree.leaves=1000")  # the recipe's own
+    resolved(tmp_path, "gmm.tri.tree.leaves=100", "gmm.tri.tree.leaves=200")  # the later counts
+    resolved(tmp_path, "objective.rate=0.5", "lm.vocabulary=9", "SET", "lm=none")
+    resolved(tmp_path, "SEQUENCE=mmi", "objective.rate=0.5", "lattices.order=2")
+    sentences = "lang=sentences", "lm=fourgram", "decode=large"
+    resolved(tmp_path, "RESCORE=dnn", *sentences, "decode.rescore_mbr=[true]", "lm.vocabulary=9")
 
 
 GIVEN = "lang=sentences lm=trigram lm.small.file={}"  # all models are files
