@@ -51,7 +51,7 @@ endif
 unused = $(if $2,$(if $(strip $(foreach k,$3,$(findstring $k,$(CONF)))),,$(error $1 is '$($1)', but this recipe reads no such files; leave it out)))
 $(call unused,MORE,$(value MORE_DIRS),.more_dirs=)
 $(call unused,$(if $(value TESTED),TEST_DIRS,DEV_DIR),$(value HELD_OUT),corpus.folder.dev_dir= corpus.folder.test_dirs.)
-$(call unused,TEXT,$(value TEXTS),lm.text= lm.small.file=)
+$(call unused,TEXT,$(value TEXTS),lm.text=)
 SETTINGS = gmm=$(ALIGNER) $(CONF)# of the recipe; where SET names the same key, it wins
 # C is the folder of settings files. A plan (-n) works on a copy of it, so that asking changes neither
 # what a make that runs at the same time reads, nor what is stale.

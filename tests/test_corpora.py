@@ -145,7 +145,7 @@ def test_more_folders_are_handed_on(recipe, tmp_path):
     assert config.corpus.folder.more_dirs == [f"{tmp_path}/two", f"{tmp_path}/three"]
     shutil.rmtree(tmp_path / "two")
     ended = make(recipe, f"CORPUS_DIR={tmp_path}/one", more, "table")
-    assert f"{tmp_path}/two/utterances.tsv is missing" in ended.stderr
+    assert f"{tmp_path}/two/utterances.tsv is missing: correct {more[:4]}='" in ended.stderr
 
 
 def test_folders_for_dev_and_test_are_handed_on(tmp_path):
@@ -167,7 +167,9 @@ def test_folders_for_dev_and_test_are_handed_on(tmp_path):
     ended = make("folder", *given, twice, "table")
     assert "whose splits would be called test test_far test_far; name links" in ended.stderr
     ended = make("folder", *given, f"TEST_DIRS={tmp_path}/near", "table")
-    assert f"{tmp_path}/near/utterances.tsv is missing" in ended.stderr
+    assert f"{tmp_path}/near/utterances.tsv is missing: correct TEST_DIRS='" in ended.stderr
+    ended = make("folder", given[0], f"DEV_DIR={tmp_path}/near", "table")
+    assert f"{tmp_path}/near/utterances.tsv is missing: correct DEV_DIR='" in ended.stderr
     FOLDERS["fsdd"](tmp_path / "fsdd", NOISE)
     for each in given[1], tests:
         ended = make("fsdd", f"CORPUS_DIR={tmp_path}/fsdd", each, "table")
@@ -252,6 +254,23 @@ def test_other_text_and_models_are_taken_from_where_one_says(tmp_path):
     small = tmp_path / "lm/4-gram.arpa.gz"
     asked = f"CORPUS_DIR={tmp_path}", f"LM_SMALL={small}", "LM_BIG="
     assert settings("dnn", variables("mini_librispeech", *asked)[0]).lm.small.file == str(small)
+
+
+@pytest.mark.parametrize("recipe", ["librispeech", "mini_librispeech"])
+def test_one_file_does_not_silently_become_both_models(recipe, tmp_path):
+    librispeech(tmp_path, NOISE)
+    text = tmp_path / "text.txt"
+    text.write_text("ONE\n")
+    for given, message in (
+        ("LM_SMALL=", "LM_SMALL is empty, but the decoding graph needs a language model; name"),
+        (f"TEXT={text}", f"TEXT is '{text}', but this recipe reads no such files; leave it out"),
+        ("LM_BIG=no/such.gz", "/no/such.gz is missing: correct LM_BIG='no/such.gz', or leave"),
+    ):
+        ended = make(recipe, f"CORPUS_DIR={tmp_path}", given, "table")
+        assert message in ended.stderr
+    same = f"LM_SMALL={tmp_path}/lm/4-gram.arpa.gz"
+    models = settings("dnn", variables(recipe, f"CORPUS_DIR={tmp_path}", same)[0]).lm
+    assert models.small.file == models.big.file == same.partition("=")[2]  # as one says
 
 
 def test_parts_of_librispeech_are_chosen(tmp_path):
