@@ -126,8 +126,11 @@ def test_folds_are_for_the_goal_that_makes_them(tmp_path):
     fsdd = ROOT / "recipes/fsdd"
     asked = "-n", f"CORPUS_DIR={corpus}", f"W={tmp_path / 'w'}", "FOLDS=theo"
     one_line(make(fsdd, "table", *asked), "FOLDS is for .* folds`, but the goal is 'table'")
-    ended = make(fsdd, "folds", *asked)
+    ended = make(fsdd, "folds", *asked, "PRONPROBS=dnn", "EPOCHS=dnn/epochs/2")
     assert ended.returncode == 0
+    (pooled,) = re.findall(r"scripts/pool\.py .*", ended.stdout)
+    for row in ("mono", "dnn", "dnn-pronprobs", "dnn/epochs/2"):
+        assert f"/fold-theo/exp/{row}/score.test.json " in pooled
     assert "fold-theo" in ended.stdout
     assert "fold-george" not in ended.stdout
     assert "undefined variable" not in ended.stdout + ended.stderr
