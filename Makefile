@@ -16,6 +16,12 @@ PAPERS := $(notdir $(patsubst %/paper.yaml,%,$(wildcard recipes/*/paper.yaml)))
 RECIPES := $(filter-out $(PAPERS),$(notdir $(patsubst %/Makefile,%,$(wildcard recipes/*/Makefile))))
 RECIPE ?= digits
 $(if $(filter $(RECIPE),$(RECIPES) $(PAPERS)),,$(error RECIPE is '$(RECIPE)'; it may be $(RECIPES) $(PAPERS)))
+# A recipe is a goal; RECIPE is for the goals of all of them
+NAMES_RECIPE := $(filter $(RECIPES) $(PAPERS) $(PAPERS:%=%-%),$(filter-out $(RECIPE) $(RECIPE)-%,$(MAKECMDGOALS)))
+ifneq ($(and $(filter RECIPE,$(GIVEN)),$(NAMES_RECIPE),$(if $(filter check bundle status clean,$(MAKECMDGOALS)),,none)),)
+$(error RECIPE is '$(RECIPE)', but the goal is $(firstword $(NAMES_RECIPE)), which names its recipe; call `make $(RECIPE)`, or leave \
+  RECIPE out)
+endif
 # Folders named on the command line count from here; make hands on all other variables by itself.
 FOLDERS = $(foreach v,CORPUS_DIR W MORE DEV_DIR TEST_DIRS BUNDLE,$(if $($v),'$v=$(abspath $($v))'))
 

@@ -153,8 +153,10 @@ RUN     ?= $(lastword $(MODELS))
 BUNDLE  ?= $W/bundle/$(notdir $(CURDIR))-$(RUN).tar
 LICENCE ?=
 export LICENCE
-ifneq ($(and $(filter RUN=%,$(MAKEOVERRIDES)),$(if $(filter bundle,$(MAKECMDGOALS)),,other)),)
-$(error RUN is for `make bundle`; the networks to train are RUNS)
+OF_BUNDLE := $(if $(filter bundle,$(MAKECMDGOALS)),,$(firstword $(filter RUN LICENCE BUNDLE,$(GIVEN))))
+ifneq ($(OF_BUNDLE),)
+$(error $(OF_BUNDLE) is for `make bundle`$(if $(filter RUN,$(OF_BUNDLE)),; the networks to train are RUNS,$(comma) which makes \
+  all that it needs; leave $(OF_BUNDLE) out of the goal '$(or $(MAKECMDGOALS),$(GOAL))'))
 endif
 ifeq ($(and $(filter bundle,$(MAKECMDGOALS)),$(if $(filter $(RUN),$(MODELS) $(PRONPROB_MODELS)),,wrong)),wrong)
 $(error RUN is '$(RUN)', which is not one of this call's models: $(strip $(MODELS) $(PRONPROB_MODELS)); give the GMMS, RUNS, ... that it was trained with)

@@ -136,6 +136,21 @@ def test_folds_are_for_the_goal_that_makes_them(tmp_path):
     assert "undefined variable" not in ended.stdout + ended.stderr
 
 
+@pytest.mark.parametrize("given", ["LICENCE=CC0", "BUNDLE=mine.tar"])
+def test_variables_of_a_bundle_are_for_its_goal(tmp_path, given):
+    digits, name = ROOT / "recipes/digits", given.partition("=")[0]
+    says = f"{name} is for `make bundle`, which .*; leave {name} out of the goal 'table'"
+    one_line(make(digits, "-n", given, f"W={tmp_path / 'w'}"), says)
+    assert make(digits, "-n", given, f"W={tmp_path / 'w'}", "bundle").returncode == 0
+
+
+def test_a_recipe_is_named_by_the_goal_or_by_its_variable():
+    for goal in ("digits", "strom2015", "strom2015-table3"):
+        says = f"RECIPE is 'folder', but the goal is {goal}, .*; call `make folder`, or leave"
+        one_line(make(ROOT, "-n", goal, "RECIPE=folder", "SIZE=tiny"), says)
+    assert make(ROOT, "help", "RECIPE=folder").returncode == 0
+
+
 @pytest.mark.parametrize("variable", ["TEXT", "MORE", "TEST_DIRS"])
 def test_files_that_a_recipe_does_not_read_are_refused(tmp_path, variable):
     """Also where their path begins one that it reads."""
