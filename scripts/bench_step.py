@@ -10,9 +10,9 @@ GTC alternate. THREADS=1 works as in bench_kernels.py.
 
 Steps by every method are those of two virtual workers on this device (one for SGD; four in groups
 of two for bmuf_gtc), per worker, the mean over the steps of a block: all that training does but the
-link and the reader. Their share of the GEMM peak is 6 products per weight and frame (forward and
-backward), over what a product of two large square matrices reaches in the same run. PRECISIONS in
-the environment lists optim.precision (default: fp32, and bf16 on a GPU).
+link and the reader. Their share of the GEMM peak is 6 products per weight and frame that the layers
+read (forward and backward), over what a product of two large square matrices reaches in the same
+run. PRECISIONS in the environment lists optim.precision (default: fp32, and bf16 on a GPU).
 """
 
 import contextlib
@@ -220,6 +220,17 @@ def peak(precision: Precision) -> float:
     return float(2 * SQUARE**3 / seconds)
 
 
+def products(model: Model, batch: Batch) -> int:
+    """Return the products and sums of a step, forward and backward.
+
+    Of a recurrent network, which reads a window per output and, before the first, those of its
+    delay; the output layer, which does not multiply these, is counted as if it did.
+    """
+    rows, columns = batch.ali_BT.shape
+    weights = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    return 6 * weights * rows * (columns + getattr(model, "delay", 0))
+
+
 def by_method(name: str, frames: int, tau: float, precision: Precision) -> dict[str, Any]:
     """Return the seconds of a worker's step by every method."""
     worker = Worker(name, frames)
@@ -227,8 +238,6 @@ def by_method(name: str, frames: int, tau: float, precision: Precision) -> dict[
     batch, optim = worker.batch, replace(worker.optim, precision=precision, rate=1e-9)
     check_precision(precision, worker.model, torch.device(DEVICE))
     same_bits_every_time(torch.device(DEVICE), worker.size * frames, precision)
-    weights = sum(p.numel() for p in worker.model.parameters() if p.ndim == 2)
-    times = batch.ali_BT.numel() if worker.model.stride == 1 else batch.feats_BTF[..., 0].numel()
     seconds = {}
     for method, workers in METHODS.items():
         exchange = Loopback(range(workers), torch.device(DEVICE))
@@ -262,7 +271,7 @@ def by_method(name: str, frames: int, tau: float, precision: Precision) -> dict[
         "step_seconds": seconds,
         "overhead": {m: s / seconds["sgd"] - 1 for m, s in seconds.items()},
         "frames_per_second": {m: frames / s for m, s in seconds.items()},
-        "products_per_second": 6 * weights * times / seconds["sgd"],
+        "products_per_second": products(worker.model, batch) / seconds["sgd"],
     }
 
 

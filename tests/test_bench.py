@@ -102,6 +102,21 @@ def test_a_steps_parts_are_all_there(kernels, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "steps.md").read_text().count("\n| ") == 4 + rows  # with heads, rules
 
 
+@pytest.mark.parametrize("name", ["dnn_4x256", "lstm_2x128"])
+def test_products_are_counted_for_the_frames_that_the_layers_read(kernels, name):
+    """A recurrent network reads one of three frames, so it multiplies a third as often."""
+    import bench_step
+
+    worker = bench_step.Worker(name, 128)
+    read = []
+    for layer in worker.model.modules():
+        if isinstance(layer, torch.nn.LSTM | torch.nn.Linear):
+            layer.register_forward_pre_hook(lambda _, given: read.append(given[0].shape[:-1]))
+    worker.gradient()
+    weights = sum(p.numel() for p in worker.model.parameters() if p.ndim == 2)
+    assert bench_step.products(worker.model, worker.batch) == 6 * weights * read[0].numel()
+
+
 @pytest.mark.parametrize(
     "precision, dtype", [("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)]
 )
