@@ -37,7 +37,7 @@ from asr_train.train.captured import Captured
 from asr_train.train.objective import CROSS_ENTROPY, Objective
 from asr_train.train.schedule import Schedule
 
-FETCHED = 100  # steps of workers whose losses come from the device in one copy
+FETCHED = 100  # steps of all local workers whose losses come from the device in one copy
 
 
 class NotFiniteError(ValueError):
@@ -209,7 +209,7 @@ class RunState:
         """Count what a step learned from; its loss, later."""
         self.since_log[worker].frames += learned.frames
         self.unsettled.append((worker, learned.sums_2))
-        if len(self.unsettled) >= FETCHED:
+        if len(self.unsettled) >= FETCHED * len(self.since_log):
             self.settle()
 
     def settle(self) -> None:

@@ -342,6 +342,19 @@ def test_losses_are_fetched_every_so_many_steps(splits, monkeypatch):
     assert counts.frames > counts.correct > 0
 
 
+def test_losses_of_virtual_workers_are_fetched_as_seldom(splits, monkeypatch):
+    monkeypatch.setattr(state, "FETCHED", 3)
+    _, run_state = new_state(splits)
+    run_state.since_log = {worker: Interval() for worker in range(4)}
+    fetched = []
+    monkeypatch.setattr(RunState, "settle", lambda self: fetched.append(len(self.unsettled)))
+    for _ in range(3):
+        assert not fetched
+        for worker in range(4):
+            run_state.count(worker, state.Learned(1, torch.ones(2)))
+    assert fetched == [12]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 def test_a_gradient_without_a_norm_is_not_shortened_to_one_that_looks_sound(value):
     grad_P = torch.ones(5)
