@@ -117,13 +117,13 @@ format: .venv/.ready
 
 ## make bench                      benchmark the kernels against a copy and other libraries (CPU: 3 minutes)
 ## make bench-step                 time training steps of SGD and GTC; RESULTS=results/cpu (or gpu)
-RESULTS ?= results/$(if $(shell command -v nvidia-smi),gpu,cpu)
+# torch decides, because it measures: nvidia-smi may be there although torch finds no GPU
+has_gpu = $(filter True,$(shell $1 -c 'import torch; print(torch.cuda.is_available())'))
+RESULTS ?= results/$(if $(call has_gpu,$(BIN)/python),gpu,cpu)
 bench: .venv/.ready
-	@mkdir -p $(RESULTS)
-	@$(BIN)/python scripts/bench_kernels.py $(RESULTS)
+	@to=$(RESULTS); mkdir -p $$to; $(BIN)/python scripts/bench_kernels.py $$to
 bench-step: .venv/.ready
-	@mkdir -p $(RESULTS)
-	@$(BIN)/python scripts/bench_step.py $(RESULTS)
+	@to=$(RESULTS); mkdir -p $$to; $(BIN)/python scripts/bench_step.py $$to
 
 ## make gpu                        tests and benchmarks for a GPU: kernels, steps, runs of two papers, in parts
 ##                                 of 8 minutes that resume, into results/gpu; PIECE=b: repeat one part
@@ -132,8 +132,9 @@ bench-step: .venv/.ready
 ##   PY=python3                    without .venv: with torch, Triton, scipy, ... (docs/kernels.md), and wheels in .wheels
 ## make gpu-wheels                 download these wheels (Python 3.12, Linux), for a machine without a network
 GPU_WORK ?= work-gpu
+GPU_PY = $(or $(PY),$(BIN)/python)
 gpu: $(if $(PY),,.venv/.ready)
-	@PYTHONPATH=. $(or $(PY),$(BIN)/python) scripts/gpu.py $(if $(shell command -v nvidia-smi),results/gpu,build/gpu) $(GPU_WORK) $(PIECE)
+	@PYTHONPATH=. $(GPU_PY) scripts/gpu.py $(if $(call has_gpu,$(GPU_PY)),results,build)/gpu $(GPU_WORK) $(PIECE)
 gpu-wheels: .venv/.ready
 	@$(BIN)/python scripts/gpu_wheels.py requirements.lock .wheels
 

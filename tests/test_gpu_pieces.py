@@ -1,6 +1,8 @@
 """`make gpu`: its pieces stop at their limit, resume, and are complete once."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +29,24 @@ def gpu(monkeypatch):
 
 def touching(path: Path) -> list[str]:
     return [sys.executable, "-c", f"open({str(path)!r}, 'a').write('x')"]
+
+
+@pytest.mark.parametrize(
+    "found, bench, gpu", [(True, "results/gpu", "results/gpu"), (False, "results/cpu", "build/gpu")]
+)
+def test_results_are_those_of_a_gpu_if_torch_finds_one(tmp_path, found, bench, gpu):
+    """Not if nvidia-smi is there."""
+    for name, says in (("python", found), ("nvidia-smi", "GPU 0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {says}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "RESULTS")}
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+    command = ["make", "-n", "-o", ".venv/.ready", f"BIN={tmp_path}", f"PY={tmp_path / 'python'}"]
+    command += ["bench", "bench-step", "gpu"]
+    lines = subprocess.check_output(command, text=True, env=env, cwd=ROOT).splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith(f"to={bench}; ") for line in lines[:2])
+    assert f"scripts/gpu.py {gpu} " in lines[2]
 
 
 def test_a_piece_goes_on_after_its_limit_and_is_complete_once(gpu, tmp_path, monkeypatch, capsys):
