@@ -67,12 +67,15 @@ class Part:
 
     Attributes:
         files: what later parts read; without them, it is run again.
+        bulky: a folder that only this part reads; removed once the part is recorded, outside the
+            limit: half of it would be what no run can resume from.
     """
 
     name: str
     commands: list[Command]
     found: Callable[[], Any]
     files: tuple[Path, ...] = ()
+    bulky: Path | None = None
 
 
 # --- pieces ---------------------------------------------------------------------------------------
@@ -206,8 +209,7 @@ def trained(work: Path, label: str, base: str, workers: int, overrides: list[str
     command = script("gpu.py", "--settings", base, str(settings), *arguments)
     splits = [str(index(work.parent, split)) for split in ("train", "dev")]
     train = script("train.py", *splits, str(settings), str(folder / "model.json"))
-    remove = ["rm", "-rf", str(folder / "ckpt")]
-    return Part(label, [command, train, remove], lambda: logged(folder))
+    return Part(label, [command, train], lambda: logged(folder), bulky=folder / "ckpt")
 
 
 def write_settings(base: str, path: str, *overrides: str) -> None:
@@ -268,6 +270,7 @@ def run_piece(piece: str, folder: Path, work: Path, anew: bool) -> bool:
     ends, parts = time.monotonic() + LIMIT, list(parts_of(work / piece))
     for part in parts:
         if part.name in done and all(path.exists() for path in part.files):
+            remove_bulky(part)  # a kill may have left some of it
             continue
         print(f"{piece}: {part.name}", flush=True)
         for command in part.commands:
@@ -283,7 +286,13 @@ def run_piece(piece: str, folder: Path, work: Path, anew: bool) -> bool:
         record = {"title": title, "about": facts, "complete": complete, "parts": done, "left": left}
         write_json(path, record)
         write_text(path.with_suffix(".md"), markdown(record))
+        remove_bulky(part)
     return True
+
+
+def remove_bulky(part: Part) -> None:
+    if part.bulky is not None:
+        shutil.rmtree(part.bulky, ignore_errors=True)
 
 
 def limited(command: Command, seconds: float) -> int | None:

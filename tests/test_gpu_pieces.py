@@ -103,6 +103,39 @@ def test_a_part_whose_files_are_gone_is_run_again(gpu, tmp_path, monkeypatch):
     assert (speech.read_text(), once.read_text()) == ("x", "x")
 
 
+def test_checkpoints_are_removed_once_their_part_is_recorded(gpu, tmp_path, monkeypatch):
+    """A kill while they are removed does not stop the piece: the next call removes the rest."""
+    once, record = tmp_path / "once", tmp_path / "results" / "d.json"
+    runs = [tmp_path / "one", tmp_path / "two"]
+    parts = [gpu.Part(run.name, [touching(once)], dict, bulky=run) for run in runs]
+    monkeypatch.setitem(gpu.PIECES, "d", ("Runs", lambda work: iter(parts)))
+    for run in runs:
+        run.mkdir()
+    killed, remove = [], gpu.shutil.rmtree
+
+    def rmtree(path, **how):
+        if path in runs:
+            killed.append(path.name in json.loads(record.read_text())["parts"])
+            raise KeyboardInterrupt
+        remove(path, **how)
+
+    monkeypatch.setattr(gpu.shutil, "rmtree", rmtree)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main(str(record.parent), str(tmp_path / "work"), "d")
+    assert killed == [True]
+    monkeypatch.setattr(gpu.shutil, "rmtree", remove)
+    gpu.main(str(record.parent), str(tmp_path / "work"), "d")
+    assert json.loads(record.read_text())["complete"]
+    assert once.read_text() == "xx"
+    assert not any(run.exists() for run in runs)
+
+
+def test_a_run_removes_its_checkpoints_outside_the_limit(gpu, tmp_path):
+    *_, last = gpu.PIECES["e"][1](tmp_path / "e")
+    assert [Path(command[1]).name for command in last.commands] == ["gpu.py", "train.py"]
+    assert last.bulky == Path(last.commands[-1][-1]).parent / "ckpt"
+
+
 def test_parts_that_were_measured_on_another_device_are_not_taken_over(gpu, tmp_path, monkeypatch):
     once, record = tmp_path / "once", tmp_path / "results" / "b.json"
     part = gpu.Part("quick", [touching(once)], dict)
