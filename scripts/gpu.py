@@ -22,6 +22,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -53,6 +54,8 @@ ASYNC = ["comm.gtc.codec=packed32", "comm.asynchronous.virtual_time.speed_spread
 LADKAT = ["feats=logmel20", "model=lstm_5x768", "optim=ladkat2019", "optim.precision=tf32"]
 # Those of recipes/ladkat2019's SCALE=medium, but for the epochs: tau is divided by 8 as well
 LADKAT += ["optim.minibatch_frames=256", "optim.max_norm=1"]
+# With 128 workers an epoch is some 30 steps, of which only the first rows compile and load
+LADKAT += ["optim.log_steps=5"]
 # Sizes of a check without a GPU; workers are a tenth
 TINY_STROM = ["model.dnn.width=32", "optim.phases=[]", "optim.minibatch_frames=64"]
 TINY_LADKAT = ["model.lstm.width=32", "model.lstm.layers=1", "optim.minibatch_frames=64"]
@@ -220,17 +223,18 @@ def write_settings(base: str, path: str, *overrides: str) -> None:
 
 
 def logged(folder: Path) -> dict[str, Any]:
-    """Return what a run's log shows: of its last epoch, and of DEV after each."""
+    """Return what a run's log shows: of its last epoch, and of DEV after each.
+
+    The speed is the median row's: a process's first row includes compiling and loading kernels.
+    """
     from asr_train.files import read_jsonl
 
     rows = read_jsonl(folder / "log.jsonl")
     taken = [row for row in rows if "sent_bits" in row]
     dev = [row for row in rows if "dev_accuracy" in row]
     last = [row for row in taken if row["epoch"] == taken[-1]["epoch"]]
-    mean = {
-        name: sum(row[name] or 0 for row in last) / len(last)  # no minibatch: all steps skipped
-        for name in ("step_seconds", "sent_bits", "minibatch")
-    }
+    # No minibatch: all steps were skipped
+    speeds = [(row["minibatch"] or 0) / row["step_seconds"] for row in last]
     model = json.loads((folder / "model.json").read_text())
     dense = [row["compression_ratio"] for row in last if row["compression_ratio"]]
     most = json.loads((folder / "run.json").read_text()).get("most_gpu_bytes")
@@ -238,7 +242,7 @@ def logged(folder: Path) -> dict[str, Any]:
         "workers": model["workers"],
         "steps": taken[-1]["step"],
         "compression_ratio": len(dense) / sum(1 / ratio for ratio in dense) if dense else None,
-        "frames_per_second": mean["minibatch"] / mean["step_seconds"],
+        "frames_per_second": statistics.median(speeds),
         "dev_accuracy": [row["dev_accuracy"] for row in dev],
         "dev_loss": [row["dev_loss"] for row in dev],
         "most_gpu_gb": None if most is None else most / 1e9,

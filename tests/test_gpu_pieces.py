@@ -200,16 +200,30 @@ def test_runs_have_the_settings_of_medium(
         )
     )
     own = {"workers", "epochs", "precision", "checkpoint_steps", "keep_checkpoints", "keep_epochs"}
+    own.add("log_steps")
     assert {key for key in ours | theirs if ours.get(key) != theirs.get(key)} <= own
 
 
+def summarised(gpu, folder, *changes) -> dict:
+    """Return what `logged` finds in the log of a run, given what differs from row to row."""
+    row = {"epoch": 1, "step_seconds": 0.5, "sent_bits": 0.0, "compression_ratio": None}
+    rows = [
+        {**row, "step": 5 * n, "minibatch": 64.0, **change} for n, change in enumerate(changes, 1)
+    ]
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "model.json").write_text('{"workers": 1}')
+    (folder / "run.json").write_text("{}")
+    return gpu.logged(folder)
+
+
 def test_a_log_whose_last_steps_were_skipped_is_summarised(gpu, tmp_path):
-    row = {"step": 10, "epoch": 1, "step_seconds": 0.5, "sent_bits": 0.0, "compression_ratio": None}
-    rows = [{**row, "minibatch": 64.0}, {**row, "step": 20, "minibatch": None}]
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "model.json").write_text('{"workers": 1}')
-    (tmp_path / "run.json").write_text("{}")
-    assert gpu.logged(tmp_path)["frames_per_second"] == 32 / 0.5
+    found = summarised(gpu, tmp_path, {}, {"minibatch": None})
+    assert found["frames_per_second"] == 32 / 0.5
+
+
+def test_the_speed_is_that_without_the_steps_that_compile(gpu, tmp_path):
+    found = summarised(gpu, tmp_path, {"step_seconds": 9.0}, {}, {})
+    assert found["frames_per_second"] == 64 / 0.5
 
 
 def test_outcomes_of_tests_are_counted(gpu, tmp_path):
