@@ -125,10 +125,10 @@ bench: .venv/.ready
 bench-step: .venv/.ready
 	@to=$(RESULTS); mkdir -p $$to; $(BIN)/python scripts/bench_step.py $$to
 
-## make gpu                        tests and benchmarks for a GPU: kernels, steps, runs of two papers, in parts
-##                                 of 8 minutes that resume, into results/gpu; PIECE=b: repeat one part
+## make gpu                        tests and benchmarks for a GPU: kernels, steps, runs of two papers, in pieces
+##                                 of 8 minutes that resume, into results/gpu; PIECE=b: repeat one piece
 ##   SHARDS=folder                 ready shards of 20 mel bins in train/ and dev/, in place of synthesised speech
-##   HOURS=8 LIMIT=480             hours of that speech; seconds of a part
+##   HOURS=8 LIMIT=480             hours of that speech; seconds of a piece
 ##   PY=python3                    without .venv: with torch, Triton, scipy, ... (docs/kernels.md), and wheels in .wheels
 ## make gpu-wheels                 download these wheels (Python 3.12, Linux), for a machine without a network
 GPU_WORK ?= work-gpu

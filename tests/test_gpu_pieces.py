@@ -64,7 +64,8 @@ def test_a_piece_goes_on_after_its_limit_and_is_complete_once(gpu, tmp_path, mon
     record = json.loads((folder / "b.json").read_text())
     assert not record["complete"]
     assert record["parts"] == {"quick": {"seconds": 1.25}}
-    assert "1 of 2 parts after 1 s; run it again" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "b: 1 of 2 parts after 1 s; run it again. If slow alone" in said
     is_slow[0] = False
     monkeypatch.setattr(gpu, "LIMIT", 1000.0)
     gpu.main(str(folder), str(work), "b")
@@ -152,6 +153,20 @@ def test_a_part_that_fails_stops_the_piece(gpu, tmp_path, monkeypatch):
     failing = [sys.executable, "-c", "raise SystemExit(3)"]
     part = gpu.Part("bad", [failing], dict)
     monkeypatch.setitem(gpu.PIECES, "c", ("Steps", lambda work: iter([part])))
+def test_every_file_of_tests_and_every_size_of_vectors_is_a_part(gpu, tmp_path, monkeypatch):
+    """So that what is recorded when the time is over is not run again."""
+    monkeypatch.setattr(gpu, "HAS_GPU", True)
+    files, sizes = (list(gpu.PIECES[piece][1](tmp_path)) for piece in "ab")
+    for part in files:
+        (command,) = part.commands
+        assert [Path(one).exists() for one in command if one.endswith(".py")] == [True]
+    assert [part.name for part in sizes] == ["1 M", "14.6 M", "46 M", "160 M"]
+    for part in (*files, *sizes):  # each reads its own result
+        with pytest.raises((SystemExit, FileNotFoundError), match=str(tmp_path)):
+            part.found()
+    assert len({tuple(part.commands[-1]) for part in files}) == len(files) > 6
+
+
     with pytest.raises(SystemExit, match="c: bad failed"):
         gpu.main(str(tmp_path / "results"), str(tmp_path / "work"), "c")
     assert not (tmp_path / "results" / "c.json").exists()
