@@ -4,19 +4,22 @@
 
 Pieces: a (tests of kernels and of steps), b (kernels beside a copy), c (training steps), d
 (strom2015's network with up to 80 workers), e (ladkat2019's LSTM with up to 128). Each stops after
-LIMIT seconds (default 480) and goes on from there at the next call; one that is complete is not run
-again unless it is named. Writes FOLDER/PIECE.json and PIECE.md, with the device, the driver, the
-date and the commit. WORK keeps speech, features and runs. Without a GPU, all of it runs on the CPU
-and in Triton's interpreter at tiny sizes, which shows that it works; times are then "not measured".
+LIMIT seconds (default 480). The next call resumes with the part that was not done (a file of tests,
+a size of vectors, the steps of a network, a run): a run from its last checkpoint, others from their
+beginning. A piece that is complete is not run again unless it is named. Writes FOLDER/PIECE.json
+and PIECE.md, with the device, the driver, the date and the commit. WORK keeps speech, features and
+runs. Without a GPU, all of it runs on the CPU and in Triton's interpreter at tiny sizes, which
+shows that it works; times are then "not measured".
 
-Needs torch, Triton, numpy and numba, pytest for a, and what scripts/gpu_wheels.py lists: packages
-that are not installed are taken from wheels in .wheels, if that folder is there. HOURS of speech
-(default 8) are synthesised, unless SHARDS names a folder with shards of 20 mel bins in train/ and
-dev/. COMMIT names the commit where there is no repository.
+Needs the packages that scripts/gpu_wheels.py lists. If one that it fetches is not installed, all of
+these are taken from wheels in .wheels, if that folder is there. HOURS of speech (default 8) are
+synthesised, unless SHARDS names a folder with shards of 20 mel bins in train/ and dev/. COMMIT
+names the commit where there is no repository.
 """
 
 import asr_train.interrupt
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -28,12 +31,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
-from functools import partial
 
 import torch
+from gpu_wheels import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
@@ -356,11 +360,18 @@ def spelt(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def is_installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
 def unpack_wheels() -> None:
-    """Put wheels of .wheels on the path, where a package is missing."""
+    """Put wheels of .wheels on the path, if a package is missing."""
     wheels = sorted((ROOT / ".wheels").glob("*.whl"))
     site = ROOT / "build" / "wheels"
-    if wheels and not site.exists() and importlib.util.find_spec("hydra") is None:
+    if wheels and not site.exists() and not all(map(is_installed, PACKAGES)):
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
         part = site.with_name("wheels.part")
         shutil.rmtree(part, ignore_errors=True)

