@@ -229,17 +229,20 @@ def write_settings(base: str, path: str, *overrides: str) -> None:
 def logged(folder: Path) -> dict[str, Any]:
     """Return what a run's log shows: of its last epoch, and of DEV after each.
 
-    The speed is the median row's: a process's first row includes compiling and loading kernels.
+    The speed is the median row's: a process's first row includes compiling and loading kernels. Of
+    a run that diverged, only where and why.
     """
     from asr_train.files import read_jsonl
 
     rows = read_jsonl(folder / "log.jsonl")
+    model = json.loads((folder / "model.json").read_text())
+    if "diverged" in rows[-1]:
+        return {name: rows[-1][name] for name in ("workers", "step", "diverged")}
     taken = [row for row in rows if "sent_bits" in row]
     dev = [row for row in rows if "dev_accuracy" in row]
     last = [row for row in taken if row["epoch"] == taken[-1]["epoch"]]
     # No minibatch: all steps were skipped
     speeds = [(row["minibatch"] or 0) / row["step_seconds"] for row in last]
-    model = json.loads((folder / "model.json").read_text())
     dense = [row["compression_ratio"] for row in last if row["compression_ratio"]]
     most = json.loads((folder / "run.json").read_text()).get("most_gpu_bytes")
     return {
@@ -310,6 +313,7 @@ def limited(command: Command, seconds: float) -> int | None:
     """Run a command; return its code, None if it took longer."""
     # Variables of this make are not the recipe's
     environment = {key: value for key, value in os.environ.items() if "MAKE" not in key}
+    environment.setdefault("DIVERGED", "keep")  # that a run diverges is a result: see train.py
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
         try:
@@ -326,7 +330,11 @@ def driver() -> str:
     if not HAS_GPU:
         return "none"
     query = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # as in some containers
+        memory = torch.cuda.get_device_properties(0).total_memory
+        return f"unknown (no nvidia-smi), {memory >> 20} MiB"
 
 
 def markdown(record: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -289,6 +290,25 @@ def test_wheels_are_unpacked_if_any_of_their_packages_is_missing(
 def test_a_package_is_installed_or_not(gpu):
     assert gpu.is_installed("pytest")
     assert not gpu.is_installed("none-of-this-name")
+
+
+def test_a_run_that_diverges_is_a_result(gpu, tmp_path, monkeypatch):
+    """Else its piece would stop there at every call."""
+    monkeypatch.delenv("DIVERGED", raising=False)
+    keeps = "import os, sys; sys.exit(os.environ['DIVERGED'] != 'keep')"
+    assert gpu.limited([sys.executable, "-c", keeps], 60) == 0
+    row = {"epoch": 1, "step": 7, "workers": 4, "dev_loss": 2.0, "diverged": "DEV's loss is nan"}
+    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "model.json").write_text('{"workers": 4}')
+    assert gpu.logged(tmp_path) == {"workers": 4, "step": 7, "diverged": "DEV's loss is nan"}
+
+
+def test_a_gpu_without_nvidia_smi_is_described_by_torch(gpu, monkeypatch):
+    monkeypatch.setattr(gpu, "HAS_GPU", True)
+    about = SimpleNamespace(total_memory=3 * 2**30)
+    monkeypatch.setattr(gpu.torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setenv("PATH", "")
+    assert gpu.driver() == "unknown (no nvidia-smi), 3072 MiB"
 
 
 def test_outcomes_of_tests_are_counted(gpu, tmp_path):
