@@ -37,7 +37,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import torch
-from gpu_wheels import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
@@ -377,6 +376,8 @@ def is_installed(package: str) -> bool:
 
 def unpack_wheels() -> None:
     """Put wheels of .wheels on the path, if a package is missing."""
+    from gpu_wheels import PACKAGES
+
     wheels = sorted((ROOT / ".wheels").glob("*.whl"))
     site = ROOT / "build" / "wheels"
     if wheels and not site.exists() and not all(map(is_installed, PACKAGES)):

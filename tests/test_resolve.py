@@ -133,9 +133,9 @@ GIVEN = "lang=sentences lm=trigram lm.small.file={}"  # all models are files
     "given, more, message",
     [
         (
-            "lang.grammar.kind=arpa lang.grammar.file={}",
+            "lang=words lang.grammar.kind=arpa lang.grammar.file={}",
             "lm=trigram",
-            r"^lm=trigram has no effect, as lang\.grammar\.kind is arpa, a graph of lang",
+            r"^lm=trigram has no effect, as lang\.grammar\.kind is arpa, a graph of the mo",
         ),
         (
             GIVEN,
