@@ -405,7 +405,12 @@ def estimated(paper: str, table: str, title: str, about: Mapping[str, str]) -> d
     if (paper, table) not in TABLES:
         known = ", ".join(sorted(name for key, name in TABLES if key == paper))
         raise ValueError(f"{paper} has no table {table} that needs no training; known: {known}")
-    found = TABLES[paper, table]()
+    return content_of(TABLES[paper, table](), paper, table, title, about)
+
+
+def content_of(
+    found: Estimates, paper: str, table: str, title: str, about: Mapping[str, str]
+) -> dict[str, Any]:
     return {
         "paper": paper,
         "table": table,

@@ -246,22 +246,17 @@ def scatter(
     xlabel: str,
     ylabel: str,
     title: str = "",
-    band: float = 0.0,
 ) -> None:
     """Write a PNG with logarithmic axes, and a line where both are equal.
 
     Args:
         groups: (x, y) by label; `MARKERS` has some labels' own markers.
-        band: to shade around the line, a share.
     """
     figure = Figure(figsize=(6, 5))
     axes = figure.subplots()
     x = [point[0] for points in groups.values() for point in points]
     ends = [0.8 * min(x), 1.25 * max(x)]
     axes.plot(ends, ends, color="0.5", linewidth=0.8)
-    if band:
-        low, high = ([end * (1 + share) for end in ends] for share in (-band, band))
-        axes.fill_between(ends, low, high, color="0.9", label=f"± {band:.0%}")
     for label, points in groups.items():
         if points:
             axes.plot(*zip(*points, strict=True), MARKERS.get(label, "o"), label=label)
