@@ -7,7 +7,6 @@ Writes FOLDER/graphs.json and graphs.md.
 
 import datetime
 import os
-import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -15,9 +14,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from asr_train import jobs
 from asr_train.align.gmm import load_gmm
 from asr_train.files import write_json, write_text
-from asr_train.jobs import peak_megabytes
 from asr_train.lang.arpa import read_arpa
 from asr_train.lang.index import load_lang
 from asr_train.provenance import commit, machine
@@ -28,9 +27,9 @@ COLUMNS = ["words of the grammar", "n-grams", "pronunciations", "leaves", "state
 COLUMNS += ["MB on disk", "CPU seconds", "seconds", "peak memory MB", "of it before"]
 
 
-def main(folder: str, model: str, *languages: str) -> None:
+def main(folder: str, model: str, language: str, *more: str) -> None:
     began = os.getloadavg()
-    rows = [built(model, language) for language in languages]
+    rows = [built(model, language) for language in (language, *more)]
     about = {
         "machine": machine(),
         "date": datetime.date.today().isoformat(),
@@ -55,11 +54,11 @@ def measured(model: str, language: str) -> dict[str, Any]:
     """Build one graph, write it and read it back, which compares hashes and sizes."""
     lang, mixtures = load_lang(language), load_gmm(Path(model))
     assert lang.arpa is not None, f"{language} has no n-gram model, so there is nothing to grow"
-    before, start, cpu_start = peak_megabytes(), time.perf_counter(), time.process_time()
+    before, start, cpu_start = jobs.peak_megabytes(), time.perf_counter(), time.process_time()
     with quiet():
         graph = decoding_graph(lang, mixtures.states, mixtures.gmm.loop_S)
     cpu_seconds = time.process_time() - cpu_start
-    seconds, peak = time.perf_counter() - start, peak_megabytes()
+    seconds, peak = time.perf_counter() - start, jobs.peak_megabytes()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "HCLG.json"
         write_graph(path, graph, lang, mixtures.states, {})
@@ -94,6 +93,4 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
-        sys.exit(__doc__)
-    main(*sys.argv[1:])
+    jobs.main(main, __doc__ or "")

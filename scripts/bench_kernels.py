@@ -13,7 +13,6 @@ measured, which depends little on other load.
 import datetime
 import importlib.util
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asr_train import jobs
 from asr_train.files import replacing, write_json, write_text
 from asr_train.kernels import decode, onebit, rice, threshold
 from asr_train.kernels.backend import Backend, forced
 from asr_train.provenance import commit, machine
+from asr_train.report.tables import as_markdown
 
 DENSITIES = (1e-1, 1e-2, 1e-3, 1e-4)
 USUAL = 1e-3  # at which the peers are measured whose time hardly depends on it
@@ -355,26 +356,11 @@ def table(rows: list[dict[str, Any]], codes: list[dict[str, Any]]) -> str:
             ]
         )
     return (
-        markdown(head, lines, text_columns=(0, 3))
-        + "\n\nGolomb-Rice codes of the sent elements, in millions per second. On a link slower "
-        "than the "
-        "last column they save more time than they take:\n\n" + markdown(code_head, code_lines)
+        as_markdown("", head, lines, (), names=1)
+        + "Golomb-Rice codes of the sent elements, in millions per second. On a link slower than "
+        "the last column they save more time than they take:\n\n"
+        + as_markdown("", code_head, code_lines, (), names=0)
     )
-
-
-def markdown(head: list[str], lines: list[list[str]], text_columns: tuple[int, ...] = ()) -> str:
-    """Format a table whose columns are aligned in plain text too."""
-    places = range(len(head))
-    wide = [max(4, *(len(line[i]) for line in [head, *lines])) for i in places]
-    rule = ["-" * n if i in text_columns else "-" * (n - 1) + ":" for i, n in enumerate(wide)]
-
-    def row(line: list[str]) -> str:
-        cells = [
-            line[i].ljust(wide[i]) if i in text_columns else line[i].rjust(wide[i]) for i in places
-        ]
-        return f"| {' | '.join(cells)} |"
-
-    return "\n".join(map(row, [head, rule, *lines]))
 
 
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
@@ -450,18 +436,11 @@ def write(
     path: Path, heading: str, text: str, facts: dict[str, Any], content: dict[str, Any]
 ) -> None:
     """Print a text, and facts below it; write them as .md, and the numbers as .json."""
-    text += "\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
+    text += "\n".join(f"- {key}: {value}" for key, value in facts.items())
     print(text)
     write_json(path.with_suffix(".json"), {"about": facts, **content})
     write_text(path.with_suffix(".md"), f"# {heading}\n\n{text}\n")
 
 
-def from_command_line(main: Callable[..., None], usage: str | None) -> None:
-    """Call a benchmark with the arguments of the command line, or print how to."""
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        sys.exit(usage)
-    main(*sys.argv[1:])
-
-
 if __name__ == "__main__":
-    from_command_line(main, __doc__)
+    jobs.main(main, __doc__ or "")

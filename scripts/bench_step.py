@@ -27,10 +27,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from bench_kernels import ALONE, DEVICE, about, from_command_line, markdown, seconds_of, write
+from bench_kernels import ALONE, DEVICE, about, seconds_of, write
 from torch import Tensor
 
-from asr_train import schema
+from asr_train import jobs, schema
 from asr_train.comm import codec
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.gtc import Gtc
@@ -41,6 +41,7 @@ from asr_train.comm.reducers import Gradient, Quanta, Sent
 from asr_train.compose import settings
 from asr_train.kernels import threshold
 from asr_train.model.store import Model, build_model
+from asr_train.report.tables import as_markdown
 from asr_train.schema import Precision
 from asr_train.shards.batch import Batch
 from asr_train.train.captured import captured_for
@@ -321,7 +322,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{1e3 * row[f'{WORKERS - 1}_more_messages_seconds']:.2f}",
         ]
         lines.append(line)
-    return markdown(head, lines, text_columns=(0,))
+    return as_markdown("", head, lines, (), names=1)
 
 
 def methods_table(rows: list[dict[str, Any]], peaks: dict[str, float]) -> str:
@@ -341,7 +342,7 @@ def methods_table(rows: list[dict[str, Any]], peaks: dict[str, float]) -> str:
         ]
         for row in rows
     ]
-    return markdown(head, lines, text_columns=(0, 2))
+    return as_markdown("", head, lines, (), names=1)
 
 
 def main(folder: str, *cases: str) -> None:
@@ -361,10 +362,10 @@ def main(folder: str, *cases: str) -> None:
                     print(f"{case}, {precision.value}: not measured: {error}")
     facts |= {f"GEMM peak {name}, TFLOP/s": round(p / 1e12, 3) for name, p in peaks.items()}
     facts["seconds"] = round(time.time() - began)
-    text = table(rows) + "\n\n## By method, per worker\n\n" + methods_table(methods, peaks)
+    text = table(rows) + "## By method, per worker\n\n" + methods_table(methods, peaks)
     content = {"peaks": peaks, "steps": rows, "methods": methods}
     write(Path(folder, "steps"), "A training step by SGD and by GTC", text, facts, content)
 
 
 if __name__ == "__main__":
-    from_command_line(main, __doc__)
+    jobs.main(main, __doc__ or "")

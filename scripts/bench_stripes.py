@@ -21,16 +21,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bench_kernels import about, from_command_line, markdown, write
+from bench_kernels import about, write
 from torch.distributed.tensor.parallel import loss_parallel
 
-from asr_train import schema
+from asr_train import jobs, schema
 from asr_train.comm.bucket import Bucket
 from asr_train.comm.stripes import Stripes
 from asr_train.files import read_json, write_json
 from asr_train.model.dnn import Dnn
 from asr_train.model.loss import frame_loss
 from asr_train.model.stripes import StripedDnn
+from asr_train.report.tables import as_markdown
 
 CASES = ("512=1024", "1024=1024", "2048=1024")
 LAYERS, CONTEXT, MELS = 7, 5, 40
@@ -170,7 +171,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append([size, str(row["frames"]), row["setup"], *shown, per_cpu])
     head = ["network", "minibatch", "setup", *(f"{phase} frames/s" for phase in PHASES)]
     head.append("frames per CPU s")
-    return markdown(head, lines, text_columns=(0, 2))
+    return as_markdown("", head, lines, (), names=1)
 
 
 def main(folder: str, *cases: str) -> None:
@@ -187,4 +188,4 @@ def main(folder: str, *cases: str) -> None:
 
 
 if __name__ == "__main__":
-    from_command_line(main, __doc__)
+    jobs.main(main, __doc__ or "")

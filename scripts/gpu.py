@@ -350,8 +350,8 @@ def markdown(record: dict[str, Any]) -> str:
         lines.append(bench_kernels.table(rows, codes))
     elif "methods" in first:
         for part in parts.values():
-            lines += [bench_step.table(part["steps"]), ""]
-            lines += [bench_step.methods_table(part["methods"], part["peaks"]), ""]
+            lines.append(bench_step.table(part["steps"]))
+            lines.append(bench_step.methods_table(part["methods"], part["peaks"]))
     else:
         for name, part in parts.items():
             shown = ", ".join(f"{key} {spelt(value)}" for key, value in part.items())
