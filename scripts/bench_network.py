@@ -32,6 +32,7 @@ SIZES = (100_000, 400_000, 1_600_000)  # bytes
 RATES = (50.0, 100.0)  # Mb/s
 REPEATS = 3
 PROBE = 4_000_000  # bytes, to measure bandwidth with
+TIMEOUT = 300  # seconds
 INSIDE = "ASR_BENCH_NETWORK_INSIDE"
 
 
@@ -105,12 +106,12 @@ def _do(command: str) -> None:
 
 
 @contextlib.contextmanager
-def shaped(workers: int, mbit_per_s: float | None) -> Iterator[None]:
+def shaped(workers: int, mbit_per_s: float) -> Iterator[None]:
     """Provide the namespaces n0, n1, ... with links e0 (10.9.0.1), e1 (10.9.0.2), ...
 
-    Args:
-        mbit_per_s: rate of each link, in both directions; None: no limit.
+    Each link has this rate in both directions.
     """
+    rate = f"root tbf rate {mbit_per_s:g}mbit burst 16kb latency 400ms"
     _do("ip link add name bridge type bridge")
     _do("ip link set bridge up")
     for i in range(workers):
@@ -121,54 +122,35 @@ def shaped(workers: int, mbit_per_s: float | None) -> Iterator[None]:
         _do(f"{inside} ip link set lo up")
         _do(f"{inside} ip addr add 10.9.0.{i + 1}/24 dev e{i}")
         _do(f"{inside} ip link set e{i} up")
-        if mbit_per_s is not None:
-            _do(f"tc qdisc add dev v{i} {shape(mbit_per_s)}")
-            _do(f"{inside} tc qdisc add dev e{i} {shape(mbit_per_s)}")
+        _do(f"tc qdisc add dev v{i} {rate}")
+        _do(f"{inside} tc qdisc add dev e{i} {rate}")
     yield
     for i in range(workers):
         _do(f"ip netns del n{i}")
     _do("ip link del bridge")
 
 
-def shape(mbit_per_s: float) -> str:
-    """Return the tc arguments that limit a link to this rate."""
-    return f"root tbf rate {mbit_per_s:g}mbit burst 16kb latency 400ms"
-
-
-def ended(
-    commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], seconds: float = 300
-) -> None:
-    """Run the commands in parallel, each with its additional environment.
+def measure(workers: int, mbit_per_s: float) -> dict[str, Any]:
+    """Measure, at rank 0: seconds of one way, bytes per second, seconds of each collective.
 
     Raises:
-        ValueError: if one of them fails.
+        ValueError: if a process fails.
     """
-    ranks = [
-        subprocess.Popen(command, env=os.environ | more)
-        for command, more in zip(commands, environments, strict=True)
-    ]
-    try:
-        statuses = [rank.wait(timeout=seconds) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    if any(statuses):
-        raise ValueError(f"{len(ranks)} ranks ended with the statuses {statuses}, see above")
-
-
-def measure(workers: int, mbit_per_s: float) -> dict[str, Any]:
-    """Measure, at rank 0: seconds of one way, bytes per second, seconds of each collective."""
     with tempfile.TemporaryDirectory() as scratch, shaped(workers, mbit_per_s):
         output = Path(scratch) / "seconds.json"
-        commands = [
-            [
-                *("ip", "netns", "exec", f"n{i}", sys.executable, __file__),
-                *("--rank", str(i), str(workers), str(output)),
-            ]
-            for i in range(workers)
-        ]
-        more = [{"GLOO_SOCKET_IFNAME": f"e{i}", "OMP_NUM_THREADS": "1"} for i in range(workers)]
-        ended(commands, more)
+        ranks = []
+        for i in range(workers):
+            command = ["ip", "netns", "exec", f"n{i}", sys.executable, __file__]
+            command += ["--rank", str(i), str(workers), str(output)]
+            more = {"GLOO_SOCKET_IFNAME": f"e{i}", "OMP_NUM_THREADS": "1"}
+            ranks.append(subprocess.Popen(command, env=os.environ | more))
+        try:
+            statuses = [rank.wait(timeout=TIMEOUT) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        if any(statuses):
+            raise ValueError(f"{workers} ranks ended with the statuses {statuses}, see above")
         found = json.loads(output.read_text())
     return found | {"workers": workers, "mbit_per_s": mbit_per_s}
 
