@@ -11,7 +11,6 @@ from pathlib import Path
 from asr_train.checks import spelled
 from asr_train.files import check_part, keeping_time, read_json
 from asr_train.jobs import main
-from asr_train.lang.arpa import copy_arpa
 from asr_train.lang.index import Lang, grammar_words, write_lang
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.ngram import spoken
@@ -23,7 +22,8 @@ SHOWN = 20  # words without pronunciation to print
 
 def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) -> str:
     settings = load(LangSettings, conf)
-    model = _model(settings, Path(models))
+    arpa = _model(settings, Path(models))
+    copy = Path(output).parent / "G.arpa" if settings.grammar.kind is GrammarKind.arpa else None
     words, dev_words = (
         {word for said in spoken(each) for word in said} for each in (manifest, dev_manifest)
     )
@@ -32,11 +32,7 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
             f"none of the utterances in {manifest} has a word in its transcript, so there is "
             "nothing to train on; correct the corpus, delete that file and run make again"
         )
-    allowed = grammar_words(settings.grammar, model) or sorted(words)
-    arpa = None
-    if model is not None:
-        arpa = Path(output).parent / "G.arpa"
-        copy_arpa(model, arpa)
+    allowed = grammar_words(settings.grammar, arpa, copy) or sorted(words)
     lexicon = Lexicon.from_settings(settings.lexicon, words | set(allowed) | dev_words)
     pronounced = [word for word in allowed if word in lexicon.prons]
     if not pronounced:
@@ -48,9 +44,8 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
     settings.grammar.words = pronounced if is_loop else []
     states = States(tuple(lexicon.phones), settings.phone_states, settings.silence_states)
     with keeping_time(output):
-        write_lang(
-            output, Lang(lexicon, states, settings.grammar, arpa, settings.silence_probability)
-        )
+        silence = settings.silence_probability
+        write_lang(output, Lang(lexicon, states, settings.grammar, copy or arpa, silence))
     summary = (
         f"lang: {len(lexicon.prons)} words, {len(states.phones)} phones with silence, "
         f"{states.num_states} states"

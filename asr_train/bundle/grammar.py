@@ -7,7 +7,6 @@
 Pronunciations come from the user's lexicon, then from where the bundle's recipe took them.
 """
 
-import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from asr_train.checks import check_positive
 from asr_train.data.features import Heard
 from asr_train.decode.posteriors import FIRST, load_scorer
 from asr_train.decode.scorer import known_states
-from asr_train.lang.arpa import MAX_ORDER, copy_arpa, in_upper_case, write_arpa
+from asr_train.lang.arpa import MAX_ORDER, in_upper_case, write_arpa
 from asr_train.lang.g2p import Pronunciation
 from asr_train.lang.index import Lang, grammar_words
 from asr_train.lang.lexicon import Lexicon, odd_among, read_lexicon_file
@@ -155,9 +154,7 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
         return replace(opened.lang, lexicon=lexicon, grammar=grammar, arpa=None, pronprobs=None)
     sentences: list[list[str]] = []
     if wanted.arpa is not None:
-        if os.path.exists(wanted.arpa) and not os.path.isfile(wanted.arpa):  # it is read twice
-            raise ValueError(f"{wanted.arpa} is a pipe or a folder; write the model to a file")
-        words = grammar_words(grammar, wanted.arpa)
+        words = grammar_words(grammar, wanted.arpa, copy=arpa)
     else:
         odd = odd_among(opened.lang.lexicon.prons, of_file=opened.lexicon is None)
         odd |= odd_among(own, of_file=True)
@@ -174,9 +171,7 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
             f"{named} has no word that a pronunciation is known of"
             + (f": {some(words)}; add them to a lexicon" if words else "; add sentences")
         )
-    if wanted.arpa is not None:
-        copy_arpa(wanted.arpa, arpa)
-    else:
+    if wanted.arpa is None:
         text = Text.of(sentences, lexicon.prons.keys() & set(words))
         write_arpa(arpa, prune(train(text, wanted.order), wanted.prune))
     return replace(opened.lang, lexicon=lexicon, grammar=grammar, arpa=arpa, pronprobs=None)

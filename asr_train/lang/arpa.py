@@ -212,39 +212,6 @@ def _arpa_text(model: NgramModel) -> Iterator[str]:
     yield "\n\\end\\\n"
 
 
-def copy_arpa(path: Path | str, copy: Path) -> None:
-    """Copy an ARPA file as arpa2fst reads it: unpacked, in upper case, with plain ends of lines."""
-    with (
-        open_text(path) as source,
-        replacing(copy) as scratch,
-        open(scratch, "w", encoding="utf-8") as file,
-    ):
-        file.writelines(_plain_lines(source))
-
-
-def _plain_lines(arpa: Iterable[str]) -> Iterator[str]:
-    """Yield an ARPA file's lines, with words in upper case.
-
-    Spaces before them, and back-offs of the highest order, which some tools write without meaning,
-    are left out: arpa2fst aborts at them.
-    """
-    order, section = 0, ""
-    for line in arpa:
-        line = line.lstrip(" \t")
-        fields = line.split()
-        if line.startswith("\\"):
-            section = fields[0]
-        elif section == "\\data\\":
-            order += line.startswith("ngram")
-        else:
-            upper = [*map(in_upper_case, fields)]
-            if section == f"\\{order}-grams:" and len(fields) == order + 2:
-                line = " ".join(upper[:-1]) + "\n"
-            elif upper != fields:
-                line = " ".join(upper) + "\n"
-        yield line
-
-
 def in_upper_case(word: str) -> str:
     """Return a word as all stages have it; symbols stay as they are.
 

@@ -156,9 +156,14 @@ def load_lang(path: Path | str) -> Lang:
     return lang
 
 
-def grammar_words(settings: GrammarSettings, arpa: Path | None) -> list[str]:
+def grammar_words(
+    settings: GrammarSettings, arpa: Path | None, copy: Path | None = None
+) -> list[str]:
     """Return the words that the grammar names: a loop's list, or an n-gram model's.
 
+    Args:
+        copy: where to write the n-gram model for arpa2fst, which reads no other forms: unpacked,
+            in upper case, not indented, without back-offs of the highest order.
     Raises:
         DamagedFileError: if the file is no n-gram model; names the line. Kaldi's arpa2fst, which
             makes the graph of it, would abort or leave n-grams out. Also for its own symbols.
@@ -167,10 +172,13 @@ def grammar_words(settings: GrammarSettings, arpa: Path | None) -> list[str]:
         return list(dict.fromkeys(map(in_upper_case, settings.words)))
     assert arpa is not None
     marks = {BEGIN, END, UNKNOWN, UNKNOWN.upper()}
-    words = [word for word in read_arpa(arpa).words if word not in marks]
+    model = read_arpa(arpa)
+    words = [word for word in model.words if word not in marks]
     if reserved := {EPSILON, "#0"} & set(words):
         raise files.DamagedFileError(
             f"{arpa} has the word {min(reserved)}, a symbol of decoding graphs; train the model "
             "without it"
         )
+    if copy is not None:
+        write_arpa(copy, model)
     return words

@@ -58,7 +58,7 @@ def test_variants_that_are_left_out_are_said(stage, tmp_path):
     assert said.endswith("for example COVID")
 
 
-ARPA = "\\data\\\nngram 1=3\n\n\\1-grams:\n-1 <s>\n-1 </s>\n-0.5 ONE\n\n\\end\\\n"
+ARPA = "\\data\\\nngram 1=3\n\n\\1-grams:\n-1\t<s>\n-1\t</s>\n-0.5\tONE\n\n\\end\\\n"
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def with_grammar(tmp_path):
 @pytest.mark.parametrize(
     "name, content",
     [
-        ("g.arpa", ARPA.encode()),
+        ("g.arpa", ARPA.replace("\t", " ").encode()),
         ("g.arpa.gz", gzip.compress(ARPA.encode(), mtime=0)),
         ("g.arpa", ARPA.replace("\n", "\r\n").encode("utf-8-sig")),  # as Windows writes texts
         ("g.arpa", ARPA.replace("ONE", "ONE 0").encode()),  # a back-off of the highest order
@@ -100,7 +100,7 @@ def test_a_grammar_is_copied_as_arpa2fst_reads_it(with_grammar, name, content):
     [
         ("g.arpa.gz", b"no gzip", r"g\.arpa\.gz cannot be read"),
         ("g.arpa", ARPA.replace("=3", "=4").encode(), r"g\.arpa, line 9: .*before all 1-grams"),
-        ("g.arpa", ARPA.replace("-0.5 ", "").encode(), r"g\.arpa, line 7: 'ONE' has 1 fields"),
+        ("g.arpa", ARPA.replace("-0.5\t", "").encode(), r"g\.arpa, line 7: 'ONE' has 1 fields"),
         ("g.arpa", ARPA.replace("ONE", "<eps>").encode(), r"g\.arpa has the word <eps>, a symbol"),
     ],
 )
