@@ -147,21 +147,16 @@ class Tree:
 
 
 def _check(tree: Tree) -> None:
-    """Check that each node is entered once, from a root: otherwise a walk might never end."""
+    """Check that each node is entered once, from a smaller number: else a walk might never end."""
     asking_N, nodes = tree.leaf_N < 0, len(tree.leaf_N)
-    roots = np.unique(tree.root_PJ[tree.root_PJ >= 0])
-    entered = np.concatenate([roots, tree.yes_N[asking_N], tree.no_N[asking_N]])
-    if len(entered) != nodes or not np.array_equal(np.sort(entered), np.arange(nodes)):
+    next_2A = np.stack([tree.yes_N, tree.no_N])[:, asking_N]
+    entered = np.concatenate([np.unique(tree.root_PJ[tree.root_PJ >= 0]), *next_2A])
+    once = np.array_equal(np.sort(entered), np.arange(nodes))
+    if not once or (next_2A <= np.flatnonzero(asking_N)).any():
         raise ValueError(
-            f"the tree's {nodes} nodes are entered {len(entered)} times, not once each"
+            f"the tree's {nodes} nodes are not entered once each, from nodes with smaller numbers; "
+            "rerun the stage that grew it"
         )
-    here, seen = roots, 0
-    while len(here):
-        seen += len(here)
-        here = here[asking_N[here]]
-        here = np.concatenate([tree.yes_N[here], tree.no_N[here]])
-    if seen < nodes:
-        raise ValueError(f"{nodes - seen} of the tree's {nodes} nodes form a cycle")
     question, side = tree.question_N[asking_N], tree.side_N[asking_N]
     if not (
         (question >= 0) & (question < len(tree.questions_QP)) & (side >= 0) & (side <= 2)
