@@ -6,7 +6,6 @@ Beside it are a table of all utterances, including lost ones, and a report.
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -241,7 +240,6 @@ def durations(kept: list[tuple[Utterance, Aligned]], states: States) -> dict[str
     frames = [
         np.diff([*o.phones_N3[:, 1], len(o.states_T)])[o.phones_N3[:, 0] > 0] for _, o in kept
     ]
-    long = Counter({u.id: int((f > LONG).sum()) for (u, _), f in zip(kept, frames, strict=True)})
     every = np.concatenate([*frames, np.zeros(0, np.int64)])
     return {
         "phones": len(every),
@@ -249,7 +247,6 @@ def durations(kept: list[tuple[Utterance, Aligned]], states: States) -> dict[str
         if len(every)
         else 0,
         "long": int((every > LONG).sum()),
-        "most_long": [u for u, n in long.most_common(3) if n],
     }
 
 

@@ -240,7 +240,6 @@ def alignment(model: str = "mono", shift: float = 0.01) -> dict[str, Any]:
             "phones": 2412,
             "shortest_share": 0.144,
             "long": 7,
-            "most_long": ["dev00-002"],
         },
         "silence_share": 0.31,
         "boundaries": {
