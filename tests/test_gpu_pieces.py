@@ -46,8 +46,8 @@ def test_results_are_those_of_a_gpu_if_torch_finds_one(tmp_path, found, bench, g
         (tmp_path / name).chmod(0o755)
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "RESULTS")}
     env["PATH"] = f"{tmp_path}:{env['PATH']}"
-    command = ["make", "-n", "-o", ".venv/.ready", f"BIN={tmp_path}", f"PY={tmp_path / 'python'}"]
-    command += ["bench", "bench-step", "gpu"]
+    command = ["make", "--no-print-directory", "-n", "-o", ".venv/.ready", f"BIN={tmp_path}"]
+    command += [f"PY={tmp_path / 'python'}", "bench", "bench-step", "gpu"]
     lines = subprocess.check_output(command, text=True, env=env, cwd=ROOT).splitlines()
     assert len(lines) == 3
     assert all(line.startswith(f"to={bench}; ") for line in lines[:2])
