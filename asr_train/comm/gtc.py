@@ -296,8 +296,8 @@ def _rows(gradient: Gradient) -> Tensor:
 def density(headers: Collection[Header]) -> float:
     """Return the share of elements above the threshold in a step's messages.
 
-    Those of workers without minibatches, whose residuals do not change, count only if there are no
-    others.
+    Those of workers without minibatches, which only send what is left of their residuals, count
+    only if there are no others.
     """
     headers = [h for h in headers if not h.flags & codec.Flags.end_of_data] or headers
     return sum(header.wanted for header in headers) / sum(header.size for header in headers)

@@ -186,7 +186,8 @@ def train(
             row = train_row(totals, replace(progress, step=step), rate, num_parameters)
             check_row(row)
             log.row(row)
-            reading = min(totals.workers, feed.phase(epoch_step - 1).workers)
+            ends = max(0, epoch_step - totals.interval.steps), epoch_step - 1  # the row's steps
+            reading = min(totals.workers, max(feed.phase(each).workers for each in ends))
             for line in remarks(row, totals, num_parameters, run.comm.gtc, reading):
                 tell_once(line)
             state.in_epoch.add(totals.interval)
@@ -337,7 +338,7 @@ def remarks(
     (recipes/ladkat2019/RESULTS.md).
 
     Args:
-        reading: number of workers that have minibatches (`optim.phases`).
+        reading: number of workers that have minibatches (`optim.phases`), the largest of the row.
     """
     tau = row["threshold"]
     if tau is None or settings is None:

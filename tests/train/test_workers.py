@@ -396,6 +396,19 @@ def test_a_threshold_below_most_elements_is_warned_of(
     assert ("try comm.gtc.threshold=0.004" in said) == bool(warnings)
 
 
+def test_workers_that_stop_within_a_row_are_no_reason_to_warn(splits, tmp_path, capsys):
+    """A row of the log counts the elements of eight workers, of which one goes on."""
+    gtc = {"threshold": 0.1, "codec": "tile16", "capacity": "exact"}
+    phases = [
+        {"until": 0.8, "minibatch_frames": 4, "workers": 8},
+        {"until": 1.0, "minibatch_frames": 4, "workers": 1},
+    ]
+    run = settings({"method": "gtc", "gtc": gtc}, epochs=1, phases=phases, log_steps=10_000)
+    loop.train(run, *splits, tmp_path / "run", CPU, Loopback(range(8), CPU))
+    assert len([row for row in rows(tmp_path / "run") if "elements_sent" in row]) == 1
+    assert "of all elements exceed" not in capsys.readouterr().out
+
+
 def test_weights_of_blocks_are_not_counted_as_beyond_the_threshold(splits, tmp_path, capsys):
     comm = {**COMM["bmuf_gtc"], "bmuf": {**BMUF, "block_steps": 1}}
     run = settings(comm, epochs=1)
