@@ -4,16 +4,18 @@ in    a reference text, or the words of a hypothesis
 out   words for `score.edits`; in references some are Marked as optional or as parts of words
 A name stands for one behaviour and is recorded in every score file: any change of a rule needs a
 new number in its name, because rates under two names are not comparable. `upper-1` changes only the
-case; `words-1` removes punctuation in any language, as in the last four lines below, and keeps
-accents and hesitations. `en-2` is for English, after NIST's scoring of 2003:
+case; `words-2` removes punctuation in any language, as in the last five lines below, writes sharp s
+as SS, and keeps accents and hesitations. `en-3` is for English, after NIST's scoring of 2003:
 
-    upper case; accents off; curly apostrophes made straight
+    upper case, sharp s as SS; accents off; curly apostrophes made straight
     hesitations (UH, UM, AH, HUH, ...): %HESITATION
     yes and no (MHM, MM-HM, UM-HUM, ...; UH-UH, HUH-UH): UHHUH and UHUH, words like others
+    E.R., U.M. and other initials that without points would be hesitations: their letters, E R
     WOR-, (WOR-), (-ORD): a part of a word; a lone hyphen is removed. Only parts that end in a
     hyphen match the words that begin with them, as in sclite
     [noise] and <noise>: removed, also within a word: TH[AT]- is TH-
     - / _ between letters: a space, as are dashes of other lengths
+    two or more points, and other marks of a pause (, ; : ! ?) unless between digits: a space
     & is AND, % is PERCENT
     other punctuation: removed, except apostrophes within words and points within numbers
 
@@ -35,7 +37,7 @@ from asr_train.schema import NormaliserKind, NormaliserSettings
 from asr_train.score.edits import Marked
 from asr_train.score.words import NORMALISER, normalise
 
-ENGLISH = "en-2"
+ENGLISH = "en-3"
 HESITATION = Marked("(%HESITATION)")
 # en20030506.glm of usnistgov/SCTK, with UHH, UMM, UHM, ERM, HMM, MMM and UM-HM
 _HESITATIONS = "ACH AH EEE EH ER ERM EW HA HEE HM HMM HUH MM MMM OOF UH UHH UHM UM UMM"
@@ -48,7 +50,9 @@ Words = tuple[str, ...]
 PUNCTUATION = '.,;:!?…"“”„«»'  # beside a word of a lexicon
 _APOSTROPHES = str.maketrans(dict.fromkeys("‘’‛ʹʼʻ`´′＇", "'"))
 TAG = re.compile(r"\[[^\[\]]*\]|<[^<>\s]*>")
-_BREAK = re.compile(r"[–—―−⁄/_]|--+")
+_PAUSE = "[,;:!?¿¡،؛؟۔।॥、。，；：！？]"
+_BREAK = re.compile(rf"[–—―−⁄/_…]|--+|\.\.+|(?<!\d){_PAUSE}|{_PAUSE}(?!\d)")
+_INITIALS = re.compile(r"(?<!\w)[^\W\d_](?:\.[^\W\d_])+(?!\w)")
 _HYPHENS = str.maketrans(dict.fromkeys("‐‑", "-"))
 _KEPT = re.compile(r"[^\W_]|['-]|(?<=\d)\.(?=\d)")
 _LINE_CONTEXT = re.compile(r"/\s*\[\s*\]\s*__\s*\[\s*\]\s*$")
@@ -71,12 +75,12 @@ class Normaliser:
 
 
 def words(text: str) -> list[str]:
-    """Apply `words-1`; see above.
+    """Apply `words-2`; see above.
 
     >>> words("One, one: twenty-one (o’clock).")
     ['ONE', 'ONE', 'TWENTY', 'ONE', "O'CLOCK"]
     """
-    text = straight(unicodedata.normalize("NFC", text.upper())).translate(_HYPHENS)
+    text = straight(unicodedata.normalize("NFC", _upper(text))).translate(_HYPHENS)
     pieces = [piece for token in _tokens(text) for piece in token.split("-")]
     kept = ("".join(_kept(piece)).strip("'") for piece in pieces)
     return [word for word in kept if word]
@@ -85,6 +89,10 @@ def words(text: str) -> list[str]:
 def straight(text: str) -> str:
     """Return a text with typographic apostrophes as `'`."""
     return text.translate(_APOSTROPHES)
+
+
+def _upper(text: str) -> str:
+    return text.upper().replace("ẞ", "SS")  # as small sharp s
 
 
 def _kept(piece: str) -> Iterator[str]:
@@ -99,7 +107,7 @@ def load_normaliser(settings: NormaliserSettings) -> Normaliser:
     """Return the settings' rule, with its mapping file if there is one.
 
     The name of a mapped rule ends with the file's name and a hash of its rules:
-    `en-2+hub5-0a1b2c3d`.
+    `en-3+hub5-0a1b2c3d`.
 
     Raises:
         ValueError: if a line of the mapping file is wrong; names file and line.
@@ -145,7 +153,7 @@ def _odd_one(token: str, odd: Set[str]) -> str | None:
 
 
 def _tokens(text: str) -> list[str]:
-    """Split at spaces and dashes, without noises; spoken signs become words."""
+    """Split at spaces, dashes and pauses, without noises; spoken signs become words."""
     text = _BREAK.sub(" ", TAG.sub("", text))
     text = text.replace(HESITATION.bare, " UH ").replace("&", " AND ").replace("%", " PERCENT ")
     return text.split()
@@ -155,7 +163,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def english(text: str) -> list[str]:
-    """Apply `en-2` to a reference; see above.
+    """Apply `en-3` to a reference; see above.
 
     >>> english("Uh, the twenty-third -- I ca[n't]- can’t.")
     ['(%HESITATION)', 'THE', 'TWENTY', 'THIRD', 'I', '(CA-)', "CAN'T"]
@@ -166,7 +174,7 @@ def english(text: str) -> list[str]:
 PLAIN = Normaliser(NORMALISER, normalise)
 NORMALISERS = {
     NormaliserKind.plain: PLAIN,
-    NormaliserKind.words: Normaliser("words-1", words),
+    NormaliserKind.words: Normaliser("words-2", words),
     NormaliserKind.english: Normaliser(ENGLISH, english),
 }
 
@@ -176,8 +184,14 @@ def _english(text: str) -> list[str]:
     text = straight(text)
     for _ in range(2):  # some letters decompose only in upper case
         parts = unicodedata.normalize("NFKD", text)
-        text = "".join(c for c in parts if not unicodedata.combining(c)).upper()
-    return _tokens(straight(text).translate(_HYPHENS))
+        text = _upper("".join(c for c in parts if not unicodedata.combining(c)))
+    tokens = _tokens(straight(text).translate(_HYPHENS))
+    return _INITIALS.sub(_spelled, " ".join(tokens)).split()
+
+
+def _spelled(initials: re.Match[str]) -> str:
+    letters = initials[0].split(".")
+    return " ".join(letters) if "".join(letters) in HESITATIONS else initials[0]
 
 
 def _words_of(token: str, marks: bool = True) -> list[str]:
@@ -187,18 +201,23 @@ def _words_of(token: str, marks: bool = True) -> list[str]:
         marks: whether to mark hesitations and parts of words.
     """
     core = "".join(_KEPT.findall(token))
-    hesitations = HESITATIONS if re.search(r"\.[^\W\d_]", token) is None else ()  # E.R. is none
-    if core.strip("'-") in hesitations:
-        return [HESITATION if marks else core.strip("'-")]
-    if core in _ONE_WORD:
-        return [_ONE_WORD[core] if marks else core]
-    pieces = [piece for part in core.split("-") if (piece := part.strip("'"))]
-    found: list[str] = [HESITATION if marks and p in hesitations else p for p in pieces]
-    if pieces and core.endswith("-") and not pieces[-1].isdigit():
+    parts = [core] if core in _ONE_WORD else core.split("-")
+    pieces = [piece for part in parts if (piece := part.strip("'"))]
+    found = [_counted(piece) for piece in pieces] if marks else list(pieces)
+    if pieces and core.endswith("-") and _is_part(pieces[-1]):
         found[-1] = Marked(f"({pieces[-1]}-)") if marks else f"{pieces[-1]}-"
-    elif pieces and token.startswith("(-") and not pieces[0].isdigit():
+    elif pieces and token.startswith("(-") and _is_part(pieces[0]):
         found[0] = Marked(f"(-{pieces[0]})") if marks else f"(-{pieces[0]})"
     return found
+
+
+def _counted(word: str) -> str:
+    return HESITATION if word in HESITATIONS else _ONE_WORD.get(word, word)
+
+
+def _is_part(word: str) -> bool:
+    """Return whether a word beside a hyphen was cut off: a number or a hesitation is not."""
+    return not word.isdigit() and word not in HESITATIONS
 
 
 # --- mapping file -------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ To check our counts, run sclite on the two trn files:
     sctk sclite -s -D -F -r score.test.ref.trn trn -h score.test.hyp.trn trn -i rm -o rsum stdout
 
 -D (optional words) and -F (parts of words) belong to a normaliser that marks words, not to plain
-words. `{ / } @ * ;` and `:` have special meanings in sclite; `en-2` removes all of them.
+words. `{ / } @ * ;` and `:` have special meanings in sclite; `en-3` removes all of them.
 """
 
 import re

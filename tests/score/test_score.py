@@ -119,7 +119,7 @@ def test_english_and_its_mapping_hold_for_both_sides(stage, tmp_path):
     done = stage({"a-1": "I UM CANNOT", "a-2": "TWENTY ONE"}, said=said)
     assert done.returncode == 0, done.stderr
     score = read_json(tmp_path / "score.test.json")
-    assert score["normaliser"].startswith("en-2+en-")
+    assert score["normaliser"].startswith("en-3+en-")
     assert (score["errors"], score["words"]) == (0, 5)
     ref = (tmp_path / "score.test.ref.trn").read_text()
     assert ref == "(%HESITATION) I CANNOT (a-1)\nTWENTY ONE (a-2)\n"
