@@ -297,6 +297,10 @@ def _rule(text: str) -> tuple[Words, Words]:
 
 def _target(token: str) -> list[str]:
     """Return the words after `=>`: a word in parentheses is optional."""
+    if token.count("(") != token.count(")"):
+        raise ValueError(
+            f"{token!r} has a parenthesis alone; write each optional word in its own: (YOU) (KNOW)"
+        )
     words = english(token)
     if token.startswith("(") and token.endswith(")"):
         return [w if isinstance(w, Marked) else Marked(f"({w})") for w in words]

@@ -229,6 +229,7 @@ def test_the_name_follows_the_rules_not_their_layout(mapped):
         (" => B", "has no word before '=>'"),
         ("A => { B / C }", "has alternatives"),
         ("A => B / [ X ] __ [ ]", "has a context"),
+        ("YOU KNOW => (YOU KNOW)", r"'\(YOU' has a parenthesis alone; write .* \(YOU\) \(KNOW\)"),
         ("UH => OH", r"makes optional already"),
         ("can't => can", "line 1 maps CAN'T differently"),
     ],
