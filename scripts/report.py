@@ -241,14 +241,14 @@ def links(model: Path, own: Path, splits: Sequence[str], folder: Path) -> Iterat
     """Yield name and address, relative to the page, of the files of a run that exist.
 
     Args:
-        own: the run's folder; what it lacks is beside its model.
+        own: the run's folder; what it lacks of a model's files is beside its model.
     """
     stored = read_json(model)
     network = [stored["file"]] if "file" in stored else []
     of_model = [*FILES, *network, *(part["path"] for part in stored.get("parts", []))]
     of_split = [f"{kind}.{split}.{suffix}" for split in splits for kind, suffix in OF_SPLIT]
-    for name in [*of_model, *of_split]:
-        path = own / name if (own / name).exists() else model.with_name(name)
+    paths = [own / name if (own / name).exists() else model.with_name(name) for name in of_model]
+    for path in [*paths, *(own / name for name in of_split)]:
         if path.exists():
             at = os.path.relpath(path.resolve(), folder.resolve())
             yield path.name, quote(at)

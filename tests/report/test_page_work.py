@@ -206,6 +206,18 @@ def test_a_run_that_only_decodes_otherwise_has_its_models_settings(work):
         assert found["optim.rate"] == "0.008"
 
 
+@pytest.mark.usefixtures("html")
+def test_the_page_links_no_hypotheses_of_another_run(work):
+    (work / "exp/dnn/hyp.test.ctm").write_text("")
+    model, own = work / "exp/dnn/model.json", work / "exp/dnn-rescored"
+    assert ("hyp.test.ctm", "../exp/dnn/hyp.test.ctm") in script("report").links(
+        model, model.parent, ["test"], work / "report"
+    )
+    found = dict(script("report").links(model, own, ["test"], work / "report"))
+    assert found["model.pt"] == "../exp/dnn/model.pt"
+    assert "hyp.test.ctm" not in found
+
+
 def test_texts_cannot_end_the_pages_data(html, data):
     parsed = outline(html)
     assert len(parsed.scripts) == 2
