@@ -417,8 +417,7 @@ function showComparison() {
   place.hidden = other < 0 || other === run;
   if (place.hidden) return;
   const [a, b] = [form.run.value, form.other.value];
-  const rows = rowsOf(state());
-  const won = rows.filter(SHOWS.won[1]).length, lost = rows.filter(SHOWS.lost[1]).length;
+  const won = split.fewer[run][other], lost = split.fewer[other][run];
   const rate = (i) => split.counts[i][1] / split.counts[i][0];
   const texts = [
     `${a} makes ${percent(rate(run))} % word errors on ${form.split.value} and ${b} ${percent(rate(other))} %: ` +
@@ -440,8 +439,8 @@ function showComparison() {
       make("h3", {}, `${a} against ${b}`),
       ...texts.map((text) => make("p", {}, text)),
       make("div", { class: "below" },
-        make("button", { type: "button", onclick: show("won") }, `Show ${count(won)} better`),
-        make("button", { type: "button", onclick: show("lost") }, `Show ${count(lost)} worse`))),
+        make("button", { type: "button", onclick: show("won") }, "Show better"),
+        make("button", { type: "button", onclick: show("lost") }, "Show worse"))),
     make("div", {},
       make("h3", {}, "Settings that differ"),
       ...(differ.length ? tableOf(`settings-${a}-${b}`, ["setting", a, b], differ, 3) : [make("p", {}, "None.")])),

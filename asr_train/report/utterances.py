@@ -6,6 +6,7 @@ files or audio.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import lt
 from typing import Any
 
 from asr_train.report.tables import Score, held_out, paired_units, scored
@@ -68,6 +69,7 @@ def of_split(
         ],
         "speakers": speakers(scores, settings),
         "confusions": [score.get("confusions", []) for score in scores],
+        "fewer": fewer(scores),
         "compared": compared(scores, settings),
     }
 
@@ -79,6 +81,15 @@ def worst(scores: Sequence[Score], most: int) -> list[str]:
         for utt_id in scores[0]["by_utterance"]
     }
     return sorted(errors, key=lambda utt_id: (-errors[utt_id], utt_id))[:most]
+
+
+def fewer(scores: Sequence[Score]) -> list[list[int]]:
+    """Return, by run and other run, in how many utterances the run has fewer errors."""
+    errors = [
+        [score["by_utterance"][utt_id]["errors"] for utt_id in scores[0]["by_utterance"]]
+        for score in scores
+    ]
+    return [[sum(map(lt, mine, other)) for other in errors] for mine in errors]
 
 
 def edits(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Edit]:

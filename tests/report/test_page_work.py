@@ -123,6 +123,11 @@ def test_the_utterances_with_the_fewest_errors_are_left_out_first(work):
     assert len(kept) == 10
     assert found["all"] == len(cuts)
     assert sorted(errors.values())[-10:] == sorted(kept)
+    mono, dnn = (score["by_utterance"] for score in scores)  # compared over all utterances
+    assert found["fewer"] == [
+        [sum(a[name]["errors"] < b[name]["errors"] for name in cuts) for b in (mono, dnn)]
+        for a in (mono, dnn)
+    ]
 
 
 def test_a_score_of_other_hypotheses_is_refused(work):
