@@ -319,6 +319,8 @@ def _remake(path: str) -> str:
             if is_other and pattern.startswith("audio/"):
                 # A copied work folder has the paths of the first one
                 output = os.path.join(str(work), found.expand(target))
+            if stage == "conf":
+                return "call make conf in the recipe's folder, with the same variables"
             first = f"delete {output} and " if os.path.exists(output) else ""
             return f"the {stage} stage makes it: {first}run make again"
     return "put it back, or correct the setting that names it, and run make again"

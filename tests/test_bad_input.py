@@ -154,7 +154,7 @@ def refused(work: Path, call: str, *says: str, **limits: int) -> None:
 @pytest.mark.parametrize(
     "call, lacks, advice",
     [
-        ("manifests dev", "conf/corpus.yaml", "the conf stage makes it: run make"),
+        ("manifests dev", "conf/corpus.yaml", "is missing; call make conf in the recipe's folder"),
         ("lang", "manifests/train.jsonl.gz", "the manifests stage makes it: run make"),
         ("feats dev", "manifests/dev.jsonl.gz", "the manifests stage makes it: run make"),
         ("gmm", "feats/train.jsonl.gz", "the feats stage makes it: run make"),
