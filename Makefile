@@ -107,7 +107,7 @@ format: .venv/.ready
 .venv/.ready: requirements.lock pyproject.toml
 	+@$(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),[ -x $(BIN)/python ] || { echo "a plan (-n) needs .venv; set it up by: make .venv/.ready" >&2; exit 1; })
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed; install Python 3.11 or newer, or call make with PYTHON=path" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"Python {v[0]}.{v[1]} is too old; install 3.11 or newer, or call make with PYTHON=path")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else "Python %d.%d is too old; install 3.11 or newer, or call make with PYTHON=path" % v)'
 	@echo "setting up .venv (once, about 5 GB of packages)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check uv==$(UV_VERSION)
