@@ -43,7 +43,7 @@ def export(kind: str, *paths: str) -> None:
     if len(paths) not in counts:
         wanted = " or ".join(str(count) for count in counts)
         raise ValueError(
-            f"an export of {kind} takes {wanted} paths, not {len(paths)}; see export.py --help"
+            f"an export of {kind} takes {wanted} paths, not {len(paths)}; --help says which"
         )
     *inputs, output = paths
     keep_inputs(output, *inputs)

@@ -42,8 +42,7 @@ def import_kaldi(kind: str, *paths: str) -> None:
     if not least <= len(paths) <= most:
         wanted = str(least) if least == most else f"{least} or more"
         raise ValueError(
-            f"an import of {kind} takes {wanted} paths, not {len(paths)}; see import_kaldi.py "
-            "--help"
+            f"an import of {kind} takes {wanted} paths, not {len(paths)}; --help says which"
         )
     keep_inputs(paths[-1], *paths[:-1])
     function(*paths)

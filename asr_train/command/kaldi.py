@@ -23,4 +23,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return script(SCRIPTS[options.direction], *options.rest)
+    asked = {"-h", "--help"} & {*options.rest}  # also after a KIND
+    return script(SCRIPTS[options.direction], *(["--help"] if asked else options.rest))

@@ -174,6 +174,8 @@ def test_a_kaldi_data_folder_becomes_a_corpus(tmp_path, capfd):
         (data / name).write_text(row + "\n")
     assert run("kaldi", "import", "data", data, tmp_path / "corpus") == 0
     assert "seven" in (tmp_path / "corpus" / "utterances.tsv").read_text()
+    assert run("kaldi", "import", "data", "--help") == 0
+    assert "CORPUS_DIR=OUT_FOLDER" in capfd.readouterr().out
     assert run("kaldi", "export", "nothing", "x") == 1
     assert "there is no export of 'nothing'" in capfd.readouterr().err
 
