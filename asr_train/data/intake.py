@@ -226,7 +226,7 @@ def _read(row: Row, settings: IntakeSettings) -> tuple[_Audio, np.ndarray]:
     """
     path = row.audio
     if row.refused:
-        raise _UnusableError("digits", row.refused)
+        raise _UnusableError("with digits", row.refused)
     if not row.text:
         raise _UnusableError("empty transcript", "the transcript has no words")
     if not path.is_file():

@@ -99,7 +99,7 @@ def full_of(value: float) -> Callable[[Noises], None]:
             "low sample rate",
             "4000 Hz, below feats.sample_rate 8000; if most have no ",
         ),
-        (numbers, "digits", "108 has digits; write what was said, or set corpus.folder.digits="),
+        (numbers, "with digits", "108 has digits; write what was said, or set corpus.folder."),
         (no_sound_file, "unreadable audio", "0.wav"),
         (cut_short, "unreadable audio", "0.flac"),
         (telephone, "unreadable audio", "is GSM610, of which no part can be read"),
