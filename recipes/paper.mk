@@ -4,6 +4,7 @@
 ROOT   := $(abspath $(dir $(lastword $(MAKEFILE_LIST)))/..)
 include $(ROOT)/recipes/paths.mk
 SCALE  ?= small
+$(if $(filter $(SCALE),tiny small medium full),,$(error SCALE is '$(SCALE)'; it may be tiny, small, medium or full))
 # The corresponding SIZE of the corpus's recipe
 SIZE_OF_tiny  := tiny
 SIZE_OF_small := default

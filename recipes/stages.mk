@@ -26,6 +26,10 @@ Q     := $(if $(filter-out 0,$V),,@)
 WORKERS ?= 1# that train together
 VIRTUAL ?=# 1: all of them in one process; empty or 0: one each
 STRIPES ?= 1# processes that each worker's network is cut over
+DEVICE  ?=# that networks are trained on; empty: a GPU if there is one
+ifneq ($(filter-out cpu cpu:0 cuda $(if $(findstring :,$(DEVICE)),$(patsubst %,cuda:%,$(shell seq 0 99))),$(DEVICE)),)
+$(error DEVICE is '$(DEVICE)'; it must be cpu, cuda or cuda:N)
+endif
 PROCESSES := $(if $(filter-out 0,$(VIRTUAL)),1,$(WORKERS))
 NPROC ?= $(if $(filter-out 1,$(STRIPES)),$(shell expr $(PROCESSES) '*' $(STRIPES)),$(PROCESSES))
 START = $(PY) $(if $(filter-out 1,$(NPROC)),$S/launch.py --standalone --nproc-per-node $(NPROC))
@@ -35,13 +39,14 @@ START = $(PY) $(if $(filter-out 1,$(NPROC)),$S/launch.py --standalone --nproc-pe
 $(foreach v,SPEECH INPUTS CONF FILES,$(if $(filter file,$(origin $v)),,$(eval $v :=)))
 # Refuse a variable that no makefile sets by `?=`: a misspelt name, or a setting outside SET, would be ignored silently.
 # PYTHON and LMS are of the root's: make fetch-librispeech librispeech PYTHON=python3.12 LMS=4-gram
-KNOWN := $(sort $(shell sed -nE 's/^([A-Z_]+) *\?=.*/\1/p' $(MAKEFILE_LIST))) JOBS RECIPE DEBUG DEVICE PYTHON LMS
+KNOWN := $(sort $(shell sed -nE 's/^([A-Z_]+) *\?=.*/\1/p' $(MAKEFILE_LIST))) JOBS RECIPE DEBUG PYTHON LMS
 UNKNOWN := $(filter-out $(KNOWN),$(if $(GIVEN),$(shell printf '%s\n' $(GIVEN:%='%') | grep -xE '[A-Za-z_.]+')))
 ifneq ($(UNKNOWN),)
 IS_SETTING := $(wildcard $(ROOT)/conf/$(firstword $(subst ., ,$(UNKNOWN)))/.)
 $(if $(IS_SETTING),$(error $(firstword $(UNKNOWN)) is a setting, not a variable of make; call make with SET='$(firstword $(UNKNOWN))=...'))
 $(if $(filter CORPUS_DIR,$(UNKNOWN)),$(error the recipe \
-  $(notdir $(CURDIR)) makes its own recordings, and has no CORPUS_DIR; for yours, call make with RECIPE=folder))
+  $(notdir $(CURDIR)) makes its own recordings, and has no CORPUS_DIR; for yours, call `make \
+  $(or $(patsubst %,% RECIPE=folder,$(filter check bundle status clean,$(MAKECMDGOALS))),folder) CORPUS_DIR=$(CORPUS_DIR)`))
 $(error unknown variable $(firstword $(UNKNOWN))$(shell $(PY) -c 'import sys, difflib; \
   print(*[f" (did you mean {name}?)" for name in difflib.get_close_matches(sys.argv[1].upper(), sys.argv[2:], 1)])' \
   $(firstword $(UNKNOWN)) $(KNOWN)); `make help` and the recipe's README list them)

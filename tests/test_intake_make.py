@@ -12,6 +12,8 @@ import layouts
 import pytest
 import soundfile
 
+from asr_train.files import read_yaml
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -97,7 +99,35 @@ def test_the_hooks_recipe_refuses_variables_that_it_does_not_know():
 
 def test_a_corpus_for_a_recipe_that_makes_its_own_is_told_where_it_goes(tmp_path):
     ended = make(ROOT / "recipes/digits", "status", f"CORPUS_DIR={tmp_path}")
-    one_line(ended, "the recipe digits makes its own recordings, and has no CORPUS_DIR; for yours,")
+    says = (
+        "the recipe digits makes its own recordings, and has no CORPUS_DIR; for yours, call `make "
+    )
+    one_line(ended, f"{says}status RECIPE=folder CORPUS_DIR={tmp_path}`")
+    ended = make(ROOT / "recipes/digits", "table", f"CORPUS_DIR={tmp_path}")
+    one_line(ended, f"{says}folder CORPUS_DIR={tmp_path}`")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda0", "cuda:x", "cpu:1"])
+def test_a_device_that_cannot_be_is_refused_before_any_stage(tmp_path, device):
+    ended = make(ROOT / "recipes/digits", "-n", f"DEVICE={device}", f"W={tmp_path / 'w'}")
+    one_line(ended, f"DEVICE is '{device}'; it must be cpu, cuda or cuda:N")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:12"])
+def test_a_device_is_handed_to_the_stages(monkeypatch, device):
+    show = "--eval=show: ; @echo $$DEVICE"
+    assert make(ROOT / "recipes/digits", show, f"DEVICE={device}", "show").stdout == f"{device}\n"
+    monkeypatch.setenv("DEVICE", device)
+    assert make(ROOT / "recipes/digits", show, "show").stdout == f"{device}\n"
+
+
+def test_a_scale_that_no_paper_has_is_refused_in_one_line():
+    for paper in sorted(path.parent for path in (ROOT / "recipes").glob("*/paper.yaml")):
+        one_line(
+            make(paper, "-n", "SCALE=huge"),
+            "SCALE is 'huge'; it may be tiny, small, medium or full",
+        )
+        assert {*read_yaml(paper / "paper.yaml")["scales"]} == {"tiny", "small", "medium", "full"}
 
 
 @pytest.mark.parametrize(
@@ -183,6 +213,19 @@ def test_stages_run_the_code_of_their_checkout(tmp_path):
     for folder in (ROOT, ROOT / "recipes/digits"):
         said = make(folder, show, "show", env={"PYTHONPATH": str(tmp_path)}).stdout
         assert said == f"{ROOT}/asr_train/__init__.py\n"
+
+
+def test_what_the_page_on_kaldi_reads_is_there_after_its_call(tmp_path):
+    """The settings; the manifests are of `check`, which a plan does not run."""
+    page = (ROOT / "docs/kaldi.md").read_text()
+    (call,) = re.findall(r"`make ([\w\s]+) CORPUS_DIR=path` makes the manifests and settings", page)
+    layouts.table(tmp_path / "c", {name: ["one"] for name in "abc"})
+    asked = [f"CORPUS_DIR={tmp_path / 'c'}", f"W={tmp_path / 'work'}"]
+    ended = make(ROOT / "recipes/folder", "-n", *call.split(), *asked)
+    assert ended.returncode == 0, ended.stderr
+    read = {*re.findall(r"work/conf/\S+\.yaml", page)}
+    assert read
+    assert {path for path in read if not (tmp_path / path).exists()} == set()
 
 
 def test_a_path_counts_from_the_root():
