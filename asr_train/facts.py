@@ -18,7 +18,7 @@ class Traffic(Enum):
     allreduce = "allreduce"  # dense sums, every step
     gtc = "gtc"  # sparse messages from all to all, every step
     gtc_async = "gtc_async"  # the same, but no worker waits for a message
-    onebit = "1bit"  # one bit per element: parts to their owners, sums back (Seide et al., 2014)
+    onebit = "onebit"  # one bit per element: parts to their owners, sums back (Seide et al., 2014)
     bmuf = "bmuf"  # sums of weights, after every block of steps
     bmuf_gtc = "bmuf_gtc"  # gtc inside groups, bmuf across one worker of each
 

@@ -13,7 +13,7 @@ Writes plan.md, plan.json and plan.png into the folder of out=.
   codec=NAME       packed32, tile16 or rice                    (packed32)
   blocks=N,N       steps between BMUF's exchanges              (25,50,100,200)
   groups=N,N       workers per group of BMUF-GTC              (2,4,8)
-  methods=A,B      allreduce, gtc, 1bit, gtc_async, bmuf_gtc, bmuf   (all)
+  methods=A,B      allreduce, gtc, onebit, gtc_async, bmuf_gtc, bmuf   (all)
   fps=N            frames/s of one GPU, measured; else by the cluster's file
   mels=N outputs=N seed=N   the network's                      (64, 3183, 1)
   out=FOLDER                                                   (plan)

@@ -104,7 +104,7 @@ def test_curves_end_with_the_options_themselves():
 
 
 def test_double_buffering_pays_where_it_hides_more_than_another_fixed_cost():
-    for fixed_ms, name in ((50.0, "1bit"), (0.0, "1bit, double buffering")):
+    for fixed_ms, name in ((50.0, "onebit"), (0.0, "onebit, double buffering")):
         found = plan(wish(kinds=(Traffic.onebit,)), flat(1.0, fixed_ms=fixed_ms), [])
         assert found.advised.method.name == name
 

@@ -39,7 +39,7 @@ def test_it_writes_a_table_its_numbers_and_a_plot(tmp_path, capsys):
     assert "Groups of 3 are left out: they do not divide 4 workers" in text
     optima = written["optimal_workers"]
     assert [row["minibatch_frames"] for row in optima] == [1024, 4096, 8192, 16384]
-    assert optima[0]["workers"].keys() == {"allreduce", "1bit", "gtc", "bmuf"}
+    assert optima[0]["workers"].keys() == {"allreduce", "onebit", "gtc", "bmuf"}
     assert "K-hat" in text
     assert ('"any"' in text) == ("| any" in text)
 
