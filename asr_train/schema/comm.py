@@ -58,7 +58,14 @@ class AllreduceSettings:
 
 @dataclass(kw_only=True, slots=True)
 class AdaptiveSettings:
-    """A threshold that follows the share of elements that exceed it; see `comm.gtc`."""
+    """A threshold that follows the share of elements that exceed it; see `comm.gtc`.
+
+    Attributes:
+        density: target share of the parameters to send, per worker and step.
+        band: the threshold is unchanged while the share is from density / band to density * band.
+        factor: by which the threshold is multiplied in a step if the share is above, and divided if
+            it is below.
+    """
 
     density: float
     band: float
@@ -72,6 +79,16 @@ class AdaptiveSettings:
 
 @dataclass(kw_only=True, slots=True)
 class GtcSettings:
+    """Gradient threshold compression (Strom, 2015); see `comm.gtc`.
+
+    Attributes:
+        threshold: tau, in units of the gradient that is exchanged; if `adaptive`, the initial one.
+        codec: the encoding of indices and signs.
+        capacity: exact: messages have the length that they need, which is exchanged first. fixed:
+            all have one length; elements that do not fit are sent later.
+        adaptive: None: the threshold is constant.
+    """
+
     threshold: float
     codec: Codec
     capacity: Capacity
