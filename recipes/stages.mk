@@ -188,7 +188,7 @@ $(if $(filter bundle,$(MAKECMDGOALS)),$(call one_word,BUNDLE,$(BUNDLE),name a fi
 ##                 PRONPROBS='dnn' (also decode with pronunciation and silence probabilities)
 ##                 EPOCHS='dnn/epochs/3' (also decode models of single epochs; SET=optim.keep_epochs=true keeps them)
 ##                 SCALES=run whose scales, chosen on DEV, are used for all networks
-##                 WORKERS=training workers, one process each; VIRTUAL=1: all in one process (JOBS=1: the same bits)
+##                 WORKERS=training workers, one process each; VIRTUAL=1: all in one process (bit-identical with JOBS=1)
 ##                 STRIPES=processes per worker's network (model parallelism)
 table: $(CHECKED) $W/report/index.html
 	@cat $(EXCHANGE_TEXT) $W/tables/wer.txt; echo "report: $(abspath $W/report/index.html)"

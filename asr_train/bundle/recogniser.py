@@ -55,7 +55,7 @@ class Transcript:
             per state, are spread evenly over their piece of the recording.
         seconds: of the recording; search_seconds: of computing.
         final: the search reached a final state everywhere.
-        pieces: in which a long recording was decoded, cut at pauses.
+        pieces: number of them; a long recording is split at pauses, and decoded piece by piece.
         alternatives: the best sentences, cheapest first, which begin with `text`; empty without
             confidences, and `text` alone where there are several pieces.
         rate: Hz, the recording's own.
@@ -80,7 +80,8 @@ class Alignment:
     Attributes:
         words, phones: with start and duration in seconds; phones include SIL.
         seconds: of the recording.
-        loglik_per_frame: nats; far below that of other recordings, the text is wrong.
+        loglik_per_frame: mean log-likelihood per frame, in nats. If it is far below that of other
+            recordings, the text is probably wrong.
     """
 
     words: tuple[Span, ...]
@@ -182,11 +183,11 @@ class Recogniser:
     ) -> Transcript:
         """Decode a recording of any length, format, rate and number of channels.
 
-        A recording of more than a minute is decoded in pieces, cut at pauses; an hour takes 1.6 GB.
+        A recording of more than a minute is split at pauses into pieces; an hour takes 1.6 GB.
 
         Args:
             audio: path, open file, or samples [N] or [N, channels]: floats in [-1, 1] or integers.
-            rate: Hz, of samples; None: `sample_rate`.
+            rate: Hz, of samples; None: they are taken to have `sample_rate`.
             channel: from 0; None: the mean of all.
         Raises:
             FileNotFoundError: for a missing file.

@@ -1,8 +1,8 @@
 """Decode recordings with a bundle.
 
 FILE is a recording (wav, flac, mp3, ogg, ... at any rate), or - for standard input. BUNDLE is what
-`make bundle` wrote, or the name of one in the package: english (strings of digits), digits
-(synthesised ones).
+`make bundle` wrote, or the name of one in the package: english (digits, trained on people's
+speech) or digits (trained on synthesised speech).
 
   text   a line per file: its name without suffix, and its words
   ctm    a line per word: recording, channel, start and duration in seconds, word, confidence

@@ -1,7 +1,7 @@
 """Write a bundle's network as ONNX, to score frames with another program.
 
-Takes frames as the decoder feeds them, and gives log posteriors with the priors divided out, in
-nats; context and stride are in the file's metadata. docs/use.md describes both.
+The network takes normalised log-mel frames, and returns log posteriors minus log priors, in nats;
+context and stride are in the file's metadata. docs/use.md describes both.
 
 example:
   asr-train export digits digits.onnx

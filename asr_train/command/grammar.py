@@ -28,17 +28,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lexicon", metavar="FILE", type=Path, help="lines of WORD PHONE PHONE ..."
     )
-    parser.add_argument("--order", type=int, default=3, help="of --text's n-gram model (3)")
+    parser.add_argument("--order", type=int, default=3, help="order of --text's n-gram model (3)")
     parser.add_argument(
         "--prune",
         type=float,
         default=1e-8,
-        help="of --text's model: remove n-grams that change perplexity by a smaller share (1e-8)",
+        help="threshold of entropy pruning of --text's model, as of SRILM's -prune (1e-8); 0: none",
     )
     parser.add_argument(
-        "--min-words", type=int, default=1, help="of --words (1); 0: silence gives no word"
+        "--min-words",
+        type=int,
+        default=1,
+        help="fewest words in a sequence of --words (1); 0: a recording may have none",
     )
-    parser.add_argument("--max-words", type=int, help="of a sequence of --words")
+    parser.add_argument("--max-words", type=int, help="most (default: any number)")
     parser.add_argument("--acoustic-scale", type=float, help="default: the bundle's")
     parser.add_argument(
         "--insertion-penalty", type=float, help="cost per word in nats; default: the bundle's"

@@ -1,14 +1,14 @@
 """Count word errors of hypotheses against references, as NIST's sclite does.
 
 REF and HYP are text (a line per utterance: id, words), .trn (words, then the id in parentheses),
-.json or .jsonl (of asr-train decode --format json), or REF.stm with HYP.ctm, of which a word
-belongs to the first segment that ends after the word's middle; - is text from standard input. Words
-are compared in upper case. The difference of a second HYP is tested by a paired bootstrap over
-speakers, or over utterances where there are few.
+.json or .jsonl (of asr-train decode --format json), or REF.stm with HYP.ctm, whose words are
+assigned to segments by their midpoints; - is text from standard input. Words are compared in upper
+case. The difference between two HYPs is tested by a paired bootstrap over speakers, or over
+utterances where there are few speakers.
 
   --speakers   a file with lines of id and speaker, for text (Kaldi's utt2spk)
-  --normalise  plain: upper case alone; words: no punctuation; english: also hesitations and parts
-               of words, as NIST's rules for Hub5
+  --normalise  plain: only upper case; words: also without punctuation; english: also without
+               hesitations and partial words, by NIST's rules for Hub5
 
 example:
   asr-train score ref.txt hyp.txt
