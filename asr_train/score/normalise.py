@@ -15,7 +15,7 @@ as SS, and keeps accents and hesitations. `en-3` is for English, after NIST's sc
     hyphen match the words that begin with them, as in sclite
     [noise] and <noise>: removed, also within a word: TH[AT]- is TH-
     - / _ between letters: a space, as are dashes of other lengths
-    two or more points, and other marks of a pause (, ; : ! ?) unless between digits: a space
+    two or more points, and other marks of a pause (, ; ! ?) unless between digits: a space
     & is AND, % is PERCENT
     other punctuation: removed, except apostrophes within words and points within numbers
 
@@ -50,7 +50,8 @@ Words = tuple[str, ...]
 PUNCTUATION = '.,;:!?…"“”„«»'  # beside a word of a lexicon
 _APOSTROPHES = str.maketrans(dict.fromkeys("‘’‛ʹʼʻ`´′＇", "'"))
 TAG = re.compile(r"\[[^\[\]]*\]|<[^<>\s]*>")
-_PAUSE = "[,;:!?¿¡،؛؟۔।॥、。，；：！？]"
+_PAUSE = "[,;!?¿¡،؛؟۔।॥、。，；：！？]"
+# No colon, which is within words of Finnish and Swedish: EU:n
 _BREAK = re.compile(rf"[–—―−⁄/_…]|--+|\.\.+|(?<!\d){_PAUSE}|{_PAUSE}(?!\d)")
 _INITIALS = re.compile(r"(?<!\w)[^\W\d_](?:\.[^\W\d_])+(?!\w)")
 _HYPHENS = str.maketrans(dict.fromkeys("‐‑", "-"))

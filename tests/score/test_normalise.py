@@ -71,7 +71,7 @@ def test_words_are_letters_in_upper_case_and_stay_so(text):
         ("Uh, [noise] 1,000", "UH 1000"),
         ("हिन्दी", "हिन्दी"),
         ("hello…world yes,no wait...what", "HELLO WORLD YES NO WAIT WHAT"),
-        ("yes,5 at 10:30; U.S.A. word(s) एक।दो", "YES 5 AT 1030 USA WORDS एक दो"),
+        ("yes,5 at 10:30; U.S.A. word(s) EU:n एक।दो", "YES 5 AT 1030 USA WORDS EUN एक दो"),
         ("Straße STRAẞE", "STRASSE STRASSE"),
     ],
 )
