@@ -8,6 +8,8 @@ both ends, so that a recording has round(samples / shift) frames, however short 
 import math
 from bisect import bisect_left, bisect_right
 
+UNKNOWN_SAMPLES = 1 << 62  # libsndfile's number for a FLAC file whose header has none
+
 
 def samples_of(seconds: float, rate: int) -> int:
     """Return the nearest whole number of samples; `rate` in Hz."""

@@ -31,6 +31,15 @@ def record(path: Path, wave_TC: np.ndarray, rate: int, subtype: str = "PCM_16") 
     soundfile.write(path, wave_TC, rate, format=FORMATS[path.suffix.lower()], subtype=subtype)
 
 
+def record_piped(path: Path, wave_TC: np.ndarray, rate: int) -> None:
+    """Write a FLAC file without the number of samples, which a pipe's writer cannot know."""
+    record(path, wave_TC, rate)
+    data = bytearray(path.read_bytes())
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)
+    path.write_bytes(data)
+
+
 def lines(path: Path, *content: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in content))

@@ -15,6 +15,7 @@ import numpy as np
 import soundfile
 
 from asr_train.data import features
+from asr_train.frames import UNKNOWN_SAMPLES
 
 BLOCK_SECONDS = 10
 MARGIN = 1000  # samples on both sides of a block, more than half of the resampling filter
@@ -68,6 +69,8 @@ def samples_of(
         raise AudioError(f"{name} is a folder; name the recordings in it")
     try:
         with soundfile.SoundFile(_seekable(source)) as file:
+            if file.frames >= UNKNOWN_SAMPLES:  # soundfile seeks after a read; at the end it fails
+                file.seekable = lambda: False
             return _joined(name, _blocks(file), file.samplerate, rate, channel), file.samplerate
     except PermissionError as error:
         raise AudioError(f"{name}: permission denied; make it readable") from error

@@ -98,6 +98,7 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
     from asr_train.bundle.audio import check_whole
     from asr_train.checks import check_text
     from asr_train.files import read_text
+    from asr_train.frames import UNKNOWN_SAMPLES
 
     path = item.audio.relative_to(folder).as_posix()
     if path.encode(errors="replace").decode() != path:
@@ -110,7 +111,12 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
         utt_id = f"{utt_id}-{speaker}-{round(1000 * at.start):07d}"
     else:
         speaker, text, start = names[0], read_text(item.text), ""
-        seconds = soundfile.info(item.audio).duration
+        info = soundfile.info(item.audio)
+        seconds = info.duration
+        if info.frames >= UNKNOWN_SAMPLES:
+            raise ValueError(
+                f"{path} does not say how long it is, like files written to a pipe; write it anew"
+            )
         if seconds == 0:
             raise ValueError(f"{path} has no samples; record it again, or delete it")
         check_whole(item.audio)

@@ -21,14 +21,13 @@ from asr_train.data.corpus import CorpusError, PreparedSplit, few, whole_recordi
 from asr_train.data.remarks import KEPT, Remark
 from asr_train.data.transcripts import DigitsError, Transcriber
 from asr_train.files import MAX_ID_BYTES
-from asr_train.frames import whole_rate
+from asr_train.frames import UNKNOWN_SAMPLES, whole_rate
 from asr_train.jobs import map_evenly
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import Channel, IntakeSettings, LexiconSettings, LowRate
 from asr_train.score.normalise import NORMALISERS
 from asr_train.score.sclite import trn_id
 
-UNKNOWN_SAMPLES = 1 << 62  # libsndfile's number for a FLAC file whose header has none
 MAX_PEAK = 1e9  # relative to full scale; the power of far greater samples exceeds float32
 
 

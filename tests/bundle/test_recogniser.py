@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from layouts import record_piped
 from spoken import RATE, said
 from torchaudio.functional import resample
 
@@ -178,6 +179,8 @@ def test_files_are_read_to_their_end_from_pipes_and_by_any_name(tmp_path):
         assert np.abs(samples_of(piped.stdout, RATE)[0] - known).max() < 1e-4
         piped.stdout.close()
     assert len(samples_of(noise, RATE, 44_100.0)[0]) == pytest.approx(len(noise) / 2.75625, abs=1)
+    record_piped(tmp_path / "a.flac", noise, RATE)
+    assert np.abs(samples_of(tmp_path / "a.flac", RATE)[0] - noise).max() < 1e-4
 
 
 @pytest.mark.parametrize(

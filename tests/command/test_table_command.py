@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import soundfile
+from layouts import record_piped
 
 from asr_train.command.main import main
 from asr_train.data.folder import tabled
@@ -56,7 +57,10 @@ def test_recordings_that_are_left_out_are_no_speakers(recordings, capsys):
         found = audio or (recordings / "anna/1.wav").read_bytes()
         (recordings / f"{name}.wav").write_bytes(found)
     soundfile.write(recordings / "silent.wav", np.zeros(0), 16000)
+    record_piped(recordings / "piped.flac", np.zeros(8000), 16000)
+    (recordings / "piped.txt").write_text("x")
     _, said, complaints = run(capsys, recordings)
+    assert "piped.flac does not say how long it is, like files written to a pipe;" in complaints
     assert "silent.wav has no samples; record it again, or delete it" in complaints
     assert "5 utterances of 4 speakers" in said
     assert "each of 2 recordings that are in no sub-folder" in said

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import soundfile
+from layouts import record_piped
 from lhotse import CutSet
 from noises import RATE, Noises, folders, ids, lexicon
 
@@ -36,14 +37,9 @@ def telephone(folder: Noises) -> None:
 
 
 def piped(folder: Noises) -> None:
-    """Delete the number of samples from a FLAC file's header, which a pipe's writer cannot know."""
     path = folder.root / folder.rows[0][2]
     flac = path.with_suffix(".flac")
-    soundfile.write(flac, soundfile.read(path)[0], RATE)
-    data = bytearray(flac.read_bytes())
-    data[21] &= 0xF0
-    data[22:26] = bytes(4)
-    flac.write_bytes(data)
+    record_piped(flac, soundfile.read(path)[0], RATE)
     folder.rows[0][2] = flac.relative_to(folder.root).as_posix()
 
 
