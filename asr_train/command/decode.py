@@ -18,6 +18,7 @@ import argparse
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -75,12 +76,13 @@ def run(options: argparse.Namespace) -> int:
                 heard[name] = recogniser.features(audio, channel=options.channel)
             except (ValueError, OSError) as error:
                 lost[name] = str(error)
-            except MemoryError:
-                lost[name] = f"{name}: there is not enough memory to decode it; set --jobs 1"
+            except (MemoryError, RuntimeError) as error:
+                lost[name] = f"{name}: {_too_large(error)}"
         try:
             said = recogniser.transcribe_features([*heard.values()])
-        except ValueError as error:  # of all of them, as they are one speaker
-            lost |= {name: f"{name}: {error}" for name in heard}
+        except (ValueError, MemoryError, RuntimeError) as error:  # of all, as one speaker
+            why = error if isinstance(error, ValueError) else _too_large(error)
+            lost |= {name: f"{name}: {why}" for name in heard}
             heard, said = {}, []
         found = dict(zip(heard, said, strict=True))
         return [(name, found.get(name), lost.get(name, "")) for name in files]
@@ -133,6 +135,18 @@ def run(options: argparse.Namespace) -> int:
             "empty, so expect more errors",
         )
     return 1 if decoded < len(names) else 0
+
+
+def _too_large(error: MemoryError | RuntimeError) -> str:
+    """Return what to do for lack of memory, which torch tells in a RuntimeError's text.
+
+    Raises:
+        RuntimeError: the error itself, if it has another cause.
+    """
+    known = isinstance(error, MemoryError) or re.search("allocate memory|out of memory", str(error))
+    if not known:
+        raise error
+    return "there is not enough memory to decode it; set --jobs 1"
 
 
 def _until_killed(

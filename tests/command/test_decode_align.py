@@ -193,6 +193,34 @@ def test_files_before_a_killed_process_are_kept(corpus, tmp_path, capsys, monkey
     ]
 
 
+@pytest.mark.parametrize("part", ["features", "transcribe_features"])
+def test_a_recording_too_large_for_memory_does_not_end_the_others(
+    corpus, capsys, monkeypatch, part
+):
+    true = getattr(Recogniser, part)
+    memory = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
+    fails = iter([RuntimeError(memory), MemoryError(), None, RuntimeError("shapes differ")])
+
+    def failing(*arguments, **options):
+        if (error := next(fails)) is not None:
+            raise error
+        return true(*arguments, **options)
+
+    monkeypatch.setattr(Recogniser, part, failing)
+    monkeypatch.setenv("JOBS", "1")
+    *large, last = sorted(corpus.rglob("*.flac"))
+    assert run("decode", "digits", *large, last) == 1
+    said_ = capsys.readouterr()
+    assert said_.out == f"{last.stem} {TEXTS[last.stem]}\n"
+    assert said_.err.splitlines() == [
+        f"asr-train decode: {path}: there is not enough memory to decode it; set --jobs 1"
+        for path in large
+    ]
+    assert run("decode", "digits", last) == 1
+    assert "RuntimeError in " in (complaint := capsys.readouterr().err)
+    assert "shapes differ" in complaint
+
+
 def test_an_output_does_not_replace_a_recording(corpus, tmp_path, capsys):
     """As in `decode -o *.wav`."""
     good = next(corpus.rglob("ben.flac"))
