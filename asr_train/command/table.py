@@ -104,8 +104,10 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
     if path.encode(errors="replace").decode() != path:
         raise ValueError(f"the name {path!r} is not UTF-8; rename it")
     names = [*item.name.split("/"), ""]
-    # anna/anna_1.wav is anna_1, anna/1.wav is anna-1
-    utt_id = "-".join(name for name, next_ in pairwise(names) if not next_.startswith(name))
+    # anna/anna_1.wav is anna_1, anna/1.wav is anna-1; 1/1.wav is 1-1 and 1/10.wav is 1-10
+    utt_id = "-".join(
+        name for name, next_ in pairwise(names) if not re.match(rf"{re.escape(name)}[\W_]", next_)
+    )
     if (at := item.interval) is not None:
         speaker, text, start, seconds = item.speaker, at.label, f"{at.start:.4f}", at.end - at.start
         utt_id = f"{utt_id}-{speaker}-{round(1000 * at.start):07d}"

@@ -152,6 +152,18 @@ def test_attributes_that_macos_keeps_beside_files_are_one_line(recordings, capsy
     assert [row[0] for row in listed(recordings)] == ["anna-1", "anna_2", "ben-1"]
 
 
+def test_numbered_recordings_in_numbered_folders_have_different_ids(recordings, capsys):
+    names = ("1/1", "1/10", "10/1", "10/10", "10/10_2")
+    for name in names:
+        (recordings / name).parent.mkdir(exist_ok=True)
+        for suffix in (".wav", ".txt"):
+            copied = (recordings / f"anna/1{suffix}").read_bytes()
+            (recordings / f"{name}{suffix}").write_bytes(copied)
+    assert run(capsys, recordings)[0] == 0
+    found = {row[2].removesuffix(".wav"): row[0] for row in listed(recordings)}
+    assert [found[name] for name in names] == ["1-1", "1-10", "10-1", "10-10", "10_2"]
+
+
 def test_two_recordings_of_one_name_are_told_apart(recordings, capsys):
     (recordings / "anna-1.wav").write_bytes((recordings / "anna/1.wav").read_bytes())
     (recordings / "anna-1.txt").write_text("z")
