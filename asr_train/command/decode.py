@@ -22,12 +22,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from asr_train.checks import keep_inputs, printable
-from asr_train.command.main import complain, on_terminal, standard_input, told_after
+from asr_train.command.main import complain, on_terminal, prints_utf_8, standard_input, told_after
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +88,9 @@ def run(options: argparse.Namespace) -> int:
         found = dict(zip(heard, said, strict=True))
         return [(name, found.get(name), lost.get(name, "")) for name in files]
 
-    show = {"text": _text, "ctm": _ctm, "json": _json}[options.format]
+    as_json = partial(_json, ensure_ascii=not (to_file or prints_utf_8()))
+    shows: dict[str, Callable[..., str]] = {"text": _text, "ctm": _ctm, "json": as_json}
+    show = shows[options.format]
     decoded, low = 0, []
     names = ids(options.files)
     speakers: dict[str, list[str]] = {}
@@ -199,7 +202,7 @@ def _ctm(name: str, file: str, found: Any, channel: int) -> str:
     return ctm_text([timed])
 
 
-def _json(name: str, file: str, found: Any, channel: int) -> str:
+def _json(name: str, file: str, found: Any, channel: int, ensure_ascii: bool) -> str:
     row = {
         "id": name,
         "file": file,
@@ -215,4 +218,4 @@ def _json(name: str, file: str, found: Any, channel: int) -> str:
         ],
         "alternatives": list(found.alternatives),
     }
-    return json.dumps(row, ensure_ascii=False) + "\n"
+    return json.dumps(row, ensure_ascii=ensure_ascii) + "\n"

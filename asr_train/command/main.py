@@ -5,6 +5,7 @@ error, or a file that could not be used; 2 a wrong call.
 """
 
 import argparse
+import codecs
 import contextlib
 import importlib
 import os
@@ -125,6 +126,11 @@ def standard_input() -> bytes:
     if sys.stdin is None:
         raise OSError("standard input is closed; pipe a file into it, or name a file in place of -")
     return sys.stdin.buffer.read()
+
+
+def prints_utf_8() -> bool:
+    """Return whether standard output can have any letter; without it, JSON needs its escapes."""
+    return codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
 
 
 def complain(name: str, message: str) -> None:

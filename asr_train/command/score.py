@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.checks import keep_inputs, printable, spelled
-from asr_train.command.main import standard_input
+from asr_train.command.main import prints_utf_8, standard_input
 from asr_train.files import (
     DamagedFileError,
     decoded,
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
         write_text(options.details, "\n".join(shown))
     if options.json:
         content: Any = {"scores": [row for _, row in rows], "comparison": compared}
-        print(json.dumps(content, indent=2, ensure_ascii=False))
+        print(json.dumps(content, indent=2, ensure_ascii=not prints_utf_8()))
         return 0
     if len(rows) == 1:
         print(speaker_table(rows[0][0]))

@@ -263,6 +263,24 @@ def test_names_need_not_be_utf_8(corpus, tmp_path, capsys):
     assert [lane[0] for lane in read_ctm(tmp_path / "aligned/words.ctm")] == [r"a\udce9"]
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf8"])
+def test_json_is_valid_in_any_encoding(corpus, tmp_path, monkeypatch, encoding):
+    path, text = tmp_path / "caf\u00e9\U0001f600.flac", tmp_path / "\u00e9"
+    path.write_bytes(next(corpus.rglob("ben.flac")).read_bytes())
+    text.write_text("a ONE\n")
+    printed = []
+    for call in (["decode", "digits", "-f", "json", path], ["score", text, text, "--json"]):
+        output = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding))
+        assert run(*call) == 0
+        printed.append(output.getvalue())
+    assert json.loads(printed[0])["id"] == path.stem
+    assert json.loads(printed[1])["scores"][0]["hypothesis"] == str(text)
+    assert [path.stem.encode() in printed[0], str(text).encode() in printed[1]] == [
+        encoding == "utf8"
+    ] * 2
+
+
 def test_every_word_has_a_time_even_where_there_is_no_time_for_it(tmp_path, capsys):
     """15 ms are fewer frames than any word has states."""
     soundfile.write(tmp_path / "s.wav", said(TEXTS["ben"]).samples_T[4000:4240], RATE)
