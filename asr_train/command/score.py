@@ -274,8 +274,9 @@ def _speakers(path: str | None, references: dict[str, tuple[str, str]]) -> Texts
     if path is None:
         return {utt_id: speaker for utt_id, (speaker, _) in references.items()}
     known = _texts(path)
-    if lacking := sorted(utt_id for utt_id in references if not known.get(utt_id)):
+    found = {utt_id: known.get(nfc(utt_id), "") for utt_id in references}
+    if lacking := sorted(utt_id for utt_id, speaker in found.items() if not speaker):
         raise ValueError(
             f"{path} has no speaker of {', '.join(lacking[:3])}; each takes a line: ID SPEAKER"
         )
-    return {utt_id: known[utt_id] for utt_id in references}
+    return found

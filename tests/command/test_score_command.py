@@ -192,6 +192,9 @@ def test_ids_in_two_unicode_forms_are_one_id(tmp_path, capsys):
     for pair in ((said, heard), timed):
         assert run(*pair) == 0
         assert "%WER 0.00 [ 0 / 1," in capsys.readouterr().out
+    who = write_text(tmp_path / "utt2spk", {"cafe\u0301-1-0": ["ben"]})
+    assert run(*timed, "--speakers", who) == 0
+    assert "ben" in capsys.readouterr().out
 
 
 def test_kinds_of_files_may_be_named_in_upper_case_and_are_not_taken_for_text(tmp_path, capsys):
