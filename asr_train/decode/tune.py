@@ -142,12 +142,11 @@ def _walked(
                 if any(count is not None for count in counts):
                     at = least(counts)
                     best = row[values[at]]
-                if at in (0, len(values) - 1) and 1 < len(values) < longest[name]:
-                    extend(values, at, name in GEOMETRIC)
-                    at = values.index(getattr(best, name))
-                    row = {value: replace(best, **{name: value}) for value in values}
                 near = values[max(0, at - PATIENCE) : at + PATIENCE + 1]
                 new = [row[value] for value in near if row[value] not in tried]
+                if not new and at in (0, len(values) - 1) and 1 < len(values) < longest[name]:
+                    extend(values, at, name in GEOMETRIC)
+                    new = [replace(best, **{name: values[-1 if at else 0]})]
                 if not new:
                     break
                 decoded(new)
