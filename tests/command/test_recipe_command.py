@@ -33,7 +33,7 @@ def corpus(tmp_path):
 
 
 def test_check_prints_what_make_check_does(corpus, capsys):
-    corpus = corpus.rename(corpus.with_name("a ${b}"))
+    corpus = corpus.rename(corpus.with_name("a \\b${c}\\'d\\"))
     own = ["feats=telephone", "lang.lexicon.source=letters"]
     assert run("check", corpus, *own) == 0
     out = capsys.readouterr().out
