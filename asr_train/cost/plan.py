@@ -173,7 +173,7 @@ def sending_shares(
     In the first parts of training (`phases`, of optim) some may have none. Those of sparse messages
     then send empty ones, which the log's means over all workers include.
     """
-    if not phases:
+    if not phases or not rows:
         return [1.0] * len(rows)
     ends = {row["epoch"]: row["frames"] for row in rows}  # the last of each epoch
     whole = max(ends[epoch] - ends.get(epoch - 1, 0) for epoch in ends)

@@ -7,24 +7,27 @@
         {"score": ...}         of each test set: word errors by speaker
         {"epoch_score": ...}   of each epoch's model, if those were decoded
 
-A row of a shortened log averages over more steps, so that sums over the run and over each epoch
-stay the same. Knows nothing of make, and not how runs are trained.
+A row of a shortened log averages over more steps, with the same number of workers, so that sums
+over the run and over each epoch, and means per minibatch, stay the same. Knows nothing of make, and
+not how runs are trained.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from asr_train.cost.plan import sending_shares
 from asr_train.files import DamagedFileError, read_jsonl, write_jsonl
 from asr_train.report.exchange import Trained
 from asr_train.report.tables import Score, held_out, paired_units, scored
 from asr_train.schema import RunSettings, build, plain
 
 FORMAT = 1
-ROWS = 4  # of steps per epoch in a shortened log, at most
+ROWS = 4  # of steps per epoch in a shortened log, at most, if the number of workers stays the same
 SCALES = ("acoustic_scale", "insertion_penalty", "lm_weight", "normaliser")  # of a score
 _LAST = ("step", "epoch", "frames", "rate", "simulated_seconds")  # so far, or at the end
 _MEANS = (  # per step
@@ -75,11 +78,12 @@ def write_record(path: Path | str, record: Record) -> None:
         "about": {key: run.about[key] for key in _ABOUT},
     }
     scores = [score for score in run.scores if held_out(score["split"])]
+    phases = run.about["settings"].get("optim", {}).get("phases", [])
     write_jsonl(
         path,
         [
             first,
-            *({"log": row} for row in shortened(run.log)),
+            *({"log": row} for row in shortened(run.log, phases, run.about["workers"])),
             *({"score": _packed(score)} for score in scores),
             *({"epoch_score": _packed(score)} for score in record.epochs),
         ],
@@ -163,16 +167,26 @@ def _differences(name: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, 
 # --- logs ---------------------------------------------------------------------------------------
 
 
-def shortened(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a log with at most ROWS rows of steps per epoch, and those of DEV."""
+def shortened(
+    log: Sequence[Mapping[str, Any]], phases: Sequence[Mapping[str, Any]] = (), workers: int = 1
+) -> list[dict[str, Any]]:
+    """Return a log with at most ROWS rows of steps per epoch, and those of DEV.
+
+    Args:
+        phases: of optim; a row in which the number of workers changes becomes two.
+    """
     found: list[dict[str, Any]] = []
     before = {"step": 0, "frames": 0}
     known = [row for row in log if "sent_bits" in row or "dev_accuracy" in row]
+    shares = iter(sending_shares(phases, workers, [row for row in known if "sent_bits" in row]))
     for (of_steps, _), group in groupby(known, lambda row: ("sent_bits" in row, row["epoch"])):
         rows = list(group)
         if of_steps:
             size = math.ceil(len(rows) / ROWS)
-            found += [_mean(rows[i : i + size], before) for i in range(0, len(rows), size)]
+            for i in range(0, len(rows), size):
+                shared = [(next(shares), row) for row in rows[i : i + size]]
+                for _, part in groupby(shared, itemgetter(0)):
+                    found.append(_mean([row for _, row in part], before))
         else:
             found += [{key: row[key] for key in _DEV if key in row} for row in rows]
     return found

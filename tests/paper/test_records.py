@@ -19,6 +19,7 @@ from asr_train.paper.records import (
     write_record,
 )
 from asr_train.paper.rows import RowSettings
+from asr_train.report.exchange import measured
 from asr_train.schema import SettingsError, build, plain
 from asr_train.score.words import MIN_PAIRED_SPEAKERS
 
@@ -97,6 +98,18 @@ def test_a_shortened_log_has_the_same_sums_over_the_run_and_over_each_epoch():
             expected = total(long, key, weight, epoch)
             assert total(rows, key, weight, epoch) == pytest.approx(expected)
     assert all(r["compression_ratio"] * r["sent_bits"] == pytest.approx(32 * P) for r in rows)
+
+
+def test_phases_of_fewer_workers_send_as_many_messages_by_a_record(tmp_path, nodes):
+    trained = finished(nodes.rows[1].runs[0])
+    trained.about["settings"]["optim"]["phases"] = [{"until": 0.3, "workers": 1}]
+    trained.log[:] = [
+        interval(10 * i, 1 + (i - 1) // 12, sent_bits=1e5 if i < 5 else 1e6) for i in range(1, 25)
+    ]
+    own = measured(trained)
+    other = measured(through_a_file(tmp_path, record_of(trained)).trained)
+    for key in ("message_bytes_a_minibatch", "compression_ratio", "density"):
+        assert other[key] == pytest.approx(own[key]), key
 
 
 def test_rows_that_learned_or_sent_nothing_can_be_merged():
