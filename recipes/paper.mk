@@ -141,8 +141,9 @@ records_of = $(patsubst %,$(call from_root,$(RECORDS))/%.jsonl,$(filter $(RECORD
 # $1 is the table. Patterns have the dot of its name: table2% would also be table2_relu
 define paper_rule
 $W/tables/$(PAPER)-$1.ratios%json: $(CURDIR)/$1.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(CURDIR)/paper.yaml \
-  $(foreach n,$(NAMED_$1),$(if $(findstring /epochs/,$n),,$C/run/$(n:%-realign1=%).yaml))
-	$Q$$(PY) $$S/ratios.py '$$(SCALE_SEEDS)' $$(wordlist 1,2,$$^) $$C/run $$@
+  $(foreach n,$(NAMED_$1),$(if $(findstring /epochs/,$n),,$C/run/$(n:%-realign1=%).yaml)) \
+  $(call records_of,$1) $C/recorded.yaml
+	$Q$$(PY) $$S/ratios.py '$$(SCALE_SEEDS)' $$(wordlist 1,2,$$^) $$C/run $(call records_of,$1) $$@
 $W/tables/$(PAPER)-$1.m%: $(CURDIR)/$1.yaml $W/tables/$(PAPER)-$1.ratios.json $C/score.yaml $C/decode.yaml \
   $(CURDIR)/paper.yaml $W/shards/$(ALIGNER)/$(TRAIN)/index.json $(call records_of,$1) \
   $(foreach r,$(call to_train,$(NAMED_$1)),$W/exp/$r/model.json $(patsubst %,$W/exp/$r/score.%.json,$(call tests_of,$1))) \

@@ -166,7 +166,7 @@ def test_runs_with_a_record_are_not_trained(make, strom, tmp_path):
     finally:
         shutil.rmtree(work / "exp", ignore_errors=True)
         moved.rename(work / "exp")
-    assert set(re.findall(r"scripts/(\w+)\.py", said)) <= {"paper", "resolve"}
+    assert set(re.findall(r"scripts/(\w+)\.py", said)) <= {"paper", "ratios", "resolve"}
     assert "Trained elsewhere" in table.with_suffix(".md").read_text()
     after = read_json(table)["rows"][0]["ours"]
     for key in ("runs", "wer", "wer_reduction", "wer_by_epoch", "parameters", "epochs"):

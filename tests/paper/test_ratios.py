@@ -3,13 +3,14 @@
 import re
 
 import pytest
-from finished_runs import SHARE, all_finished, tabulated
+from finished_runs import SHARE, all_finished, finished, tabulated
 from test_paper_table import NODES, a_table
 
 from asr_train import compose
 from asr_train.files import read_json, write_json, write_yaml
 from asr_train.paper.layout import markdown, plain
 from asr_train.paper.ratios import RATIOS, compared, off, ratios
+from asr_train.paper.records import Record, write_record
 from asr_train.paper.rows import PaperSettings, RowSettings, read_table, run_of
 from asr_train.schema import RunSettings, SettingsError, load
 from asr_train.schema import plain as plain_data
@@ -149,17 +150,26 @@ def test_an_unknown_ratio_is_named(tmp_path):
         load(PaperSettings, tmp_path / "paper.yaml")
 
 
-def test_a_paper_may_name_no_ratio(tmp_path):
+def test_a_paper_may_name_no_ratio_and_a_record_of_another_scale_is_refused(tmp_path):
     settings = plain_data(paper("strom2015")) | {"ratios": []}
     table = {"table": "table_2_nodes", "title": "", "baseline": {"run": "sgd"}, "rows": []}
     for name, content in (("paper", settings), ("mine", table)):
         write_yaml(tmp_path / f"{name}.yaml", content)
     (run,) = read_table(tmp_path / "mine.yaml", "tiny").runs
     write_yaml(tmp_path / f"{run.name}.yaml", plain_data(composed(run.base, *run.overrides)))
-    write_json(tmp_path / "index.json", {"num_frames": 1e6})
-    given = (str(tmp_path / name) for name in ("mine.yaml", "index.json", "", "out.json"))
-    assert "no ratio" in stage("tiny", *given)
-    assert read_json(tmp_path / "out.json") == {"baseline": {}}
+    task = {"num_mels": 20, "num_states": 90, "num_frames": 1e6}
+    write_json(tmp_path / "index.json", task)
+    names = "mine.yaml", "index.json", "", f"{run.name}.jsonl", "out.json"
+    *given, record, output = (str(tmp_path / name) for name in names)
+    assert "no ratio" in stage("tiny", *given, output)
+    assert read_json(output) == {"baseline": {}}
+    trained = finished(run)
+    trained.about["settings"] = plain_data(composed(run.base, *run.overrides))
+    write_record(record, Record(trained, [], task, {}, {}))
+    assert "no ratio" in stage("tiny", *given, record, output)
+    write_record(record, Record(trained, [], task | {"num_frames": 1e7}, {}, {}))
+    with pytest.raises(ValueError, match=r"made with TRAIN.num_frames 1\d*.0, but here it is"):
+        stage("tiny", *given, record, output)
 
 
 @pytest.mark.parametrize(
