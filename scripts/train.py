@@ -11,7 +11,7 @@ into the stripes of M processes, and the number of processes is a multiple of M.
 cuda:N chooses the device (default: the GPU if there is one); JOBS=n is the number of threads of all
 processes of a machine together. Sequence training begins with the network of the run INITIAL.
 With DIVERGED=keep, a run in a single process that diverges (NaN or infinity) is finished with its
-newest checkpoint, or as it began; it is an error otherwise.
+newest checkpoint, or as it began; it is an error otherwise, and in pre-training, which runs share.
 """
 
 import asr_train.interrupt  # noqa: F401

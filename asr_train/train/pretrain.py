@@ -14,11 +14,13 @@ from pathlib import Path
 
 import torch
 
-from asr_train import files, schema
+from asr_train import files
 from asr_train.locks import locked
 from asr_train.schema import CommSettings, Method, RunSettings, Scaling
 from asr_train.shards.reader import Shards
+from asr_train.train.identity import identity
 from asr_train.train.loop import train
+from asr_train.train.state import NotFiniteError
 
 POLL_SECONDS = 0.5
 
@@ -39,13 +41,13 @@ def pretrained(
         leads: whether this process trains it; the others wait for it without a limit: their
             launcher ends them if the one that trains dies.
     Raises:
-        as `train.loop.train`.
+        as `train.loop.train`; a NotFiniteError names the setting that has the rate.
     """
     if run.optim.pretrain is None:
         return None
     part = train_shards.some(run.optim.pretrain.share)
     todo = list(stages(run))
-    decides = [schema.plain(stage) for _, stage in todo], part.index, dev_shards.index
+    decides = [(identity(stage, part, dev_shards), stage.optim.epochs) for _, stage in todo]
     folder = folder.parent / "pretrained" / files.hash_of(decides)
     paths = [folder / name / "model.json" for name, _ in todo]
     if not leads:
@@ -56,9 +58,15 @@ def pretrained(
         print(why, flush=True)
     made = None
     with locked(folder / ".lock", "", waits=True):  # of two runs that want it, one trains it
-        for path, (_, stage) in zip(paths, todo, strict=True):
+        for path, (name, stage) in zip(paths, todo, strict=True):
             if not path.exists():
-                train(stage, part, dev_shards, path.parent, device, initial=made)
+                try:
+                    train(stage, part, dev_shards, path.parent, device, initial=made)
+                except NotFiniteError as error:
+                    why = str(error)
+                    if run.optim.pretrain.rate is not None:
+                        why = why.replace("optim.rate", "optim.pretrain.rate")
+                    raise NotFiniteError(f"pre-training ({name}): {why}") from error
             made = path
     return made
 
@@ -70,6 +78,8 @@ def stages(run: RunSettings) -> Iterator[tuple[str, RunSettings]]:
     rate = given.rate or run.optim.rate
     minibatch_frames = given.minibatch_frames or run.optim.minibatch_frames
     optim = run.optim.at_one_rate(rate, minibatch_frames, given.epochs)
+    # Those without effect here are fixed, so that runs which differ in them share the networks
+    optim = replace(optim, newbob_gain=0.0, warmup_epochs=0.0, share=1.0, keep_epochs=False)
     optim = replace(optim, scaling=Scaling.sum)
     comm = CommSettings(method=Method.sgd)
     dnn = run.model.dnn

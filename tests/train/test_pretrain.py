@@ -16,6 +16,7 @@ from asr_train.model.store import build_model, initialise_from, load_model
 from asr_train.schema import Nonlinearity, PretrainSettings, SettingsError
 from asr_train.train import loop, pretrain
 from asr_train.train.schedule import Schedule
+from asr_train.train.state import NotFiniteError
 
 CPU = torch.device("cpu")
 LAYERS = {"share": 0.5, "epochs": 1, "layer_by_layer": True}
@@ -201,6 +202,31 @@ def test_other_settings_are_trained_anew_and_without_any_there_is_nothing(splits
     other = begin(settings({**WHOLE, "rate": 0.01}), splits, tmp_path)
     assert first != other
     assert begin(tiny.settings(), splits, tmp_path) is None
+
+
+def test_runs_share_a_network_if_they_differ_in_nothing_that_it_depends_on(
+    splits, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pretrain, "train", lambda *_, **__: None)
+
+    def path(given=WHOLE, **changes):
+        return begin(tiny.settings(pretrain=given, **changes), splits, tmp_path / "run")
+
+    for name, value in [("log_steps", 3), ("keep_checkpoints", 1), ("epochs", 9)]:
+        assert path(**{name: value}) == path()
+    for name, value in [("newbob_gain", 0.5), ("warmup_epochs", 2.0), ("keep_epochs", True)]:
+        assert path(**{name: value}) == path()
+    others = [path(seed=7), path(momentum=0.1), path(max_norm=1.0), path(dropout=0.1)]
+    changes = {"share": 0.9}, {"epochs": 2}, {"rate": 0.01}, {"minibatch_frames": 16}
+    others += [path({**WHOLE, **change}) for change in changes]
+    assert len({path(), *others}) == 9
+
+
+@pytest.mark.parametrize("rate, named", [(1e37, "optim.pretrain.rate"), (None, "optim.rate")])
+def test_a_network_that_diverges_before_the_run_names_its_own_rate(splits, tmp_path, rate, named):
+    run = settings({**WHOLE, "rate": rate}, rate=1e37, log_steps=1)
+    with pytest.raises(NotFiniteError, match=rf"^pre-training \(whole\): .*; lower {named}$"):
+        begin(run, splits, tmp_path / "run")
 
 
 def test_layers_of_a_recurrent_network_are_not_added_one_by_one():
