@@ -210,11 +210,7 @@ class OptimSettings:
         ends = [phase.until for phase in self.phases]
         if ends != sorted(set(ends)):
             raise SettingsError(f"{at('phases')} end at {ends} epochs; each must end later")
-        sizes = [("minibatch_frames", self.minibatch_frames)]
-        sizes += [("phases", phase.minibatch_frames) for phase in self.phases]
-        if self.pretrain is not None and self.pretrain.minibatch_frames is not None:
-            sizes.append(("pretrain", self.pretrain.minibatch_frames))
-        for name, size in sizes:
+        for name, size in self.sizes():
             if size > self.pool_frames:
                 raise SettingsError(
                     f"{at(name)} has minibatches of {size} frames, above {at('pool_frames')} "
@@ -232,6 +228,13 @@ class OptimSettings:
                 f"{at('phases')} end at {ends[-1]} epochs, after the first choice of "
                 f"{at('auto_minibatch')} at {auto.every}; let them end there, or before"
             )
+
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Yield the sizes of minibatches, in outputs, each after the name of its setting."""
+        yield "minibatch_frames", self.minibatch_frames
+        yield from (("phases", phase.minibatch_frames) for phase in self.phases)
+        if self.pretrain is not None and self.pretrain.minibatch_frames is not None:
+            yield "pretrain", self.pretrain.minibatch_frames
 
     def at_one_rate(self, rate: float, minibatch_frames: int, epochs: int) -> "OptimSettings":
         """Return the settings of a training at a constant rate, without phases or controllers."""

@@ -45,6 +45,8 @@ class RunSettings:
     def __post_init__(self) -> None:
         if self.objective is not None:
             self._check_objective()
+        elif self.model.lstm is not None:
+            self._check_pools(self.model.lstm.subsample)
         traffic = self.comm.method.facts.traffic
         if traffic.has_blocks and any(p.workers is not None for p in self.optim.phases):
             raise SettingsError(
@@ -78,6 +80,15 @@ class RunSettings:
                 raise SettingsError(
                     f"comm.{name} is {value}, but sequence training computes each worker's "
                     f"gradient by itself, on a whole network; set comm.{name}={needed}"
+                )
+
+    def _check_pools(self, subsample: int) -> None:
+        for name, size in self.optim.sizes():
+            if size * subsample > self.optim.pool_frames:
+                raise SettingsError(
+                    f"optim.{name} has minibatches of {size} outputs, each of model.lstm.subsample="
+                    f"{subsample} frames, above optim.pool_frames {self.optim.pool_frames}; a pool "
+                    "holds many minibatches"
                 )
 
     def _check_stripes(self) -> None:

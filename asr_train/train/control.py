@@ -200,8 +200,11 @@ class Controllers:
         )
 
     def sizes(self, auto: AutoMinibatchSettings, current: int, frames: int) -> list[int]:
-        """Return the sizes to try: of which the data, `frames` per worker, fill one minibatch."""
-        limit = min(auto.most, self.state.optim.pool_frames, frames)
+        """Return the sizes to try: of which the data, `frames` per worker, fill one minibatch.
+
+        Sizes and `frames` are in outputs, of which an LSTM has one every `stride` frames.
+        """
+        limit = min(auto.most, self.state.optim.pool_frames // self.model.stride, frames)
         asked = {max(auto.least, round(factor * current)) for factor in auto.factors}
         return sorted({size for size in asked if size <= limit} | {current})
 

@@ -136,15 +136,16 @@ def test_the_largest_size_that_does_not_hurt_is_chosen(accuracies, chosen):
 def test_sizes_fill_a_minibatch_and_stay_within_limits():
     auto = settings("sgd").optim.auto_minibatch
 
-    def sizes(current: int, frames: int) -> list[int]:
+    def sizes(current: int, frames: int, stride: int = 1) -> list[int]:
         state = SimpleNamespace(optim=settings("sgd").optim)  # a pool of 500 frames
-        controllers = Controllers(None, state, *[None] * 4)
+        controllers = Controllers(SimpleNamespace(stride=stride), state, *[None] * 4)
         return controllers.sizes(auto, current, frames)
 
     assert sizes(32, 1000) == [16, 32, 64]
     assert sizes(32, 50) == [16, 32]
     assert sizes(8, 1000) == [8, 16]
     assert sizes(256, 1000) == [128, 256]
+    assert sizes(100, 1000, stride=3) == [50, 100]  # 166 outputs, of 3 frames each
     assert sizes(64, 10) == [64]  # always the one as it is
 
 

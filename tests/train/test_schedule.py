@@ -243,6 +243,19 @@ def test_a_pool_may_be_a_single_minibatch():
         tiny.settings(pool_frames=31, minibatch_frames=32)
 
 
+@pytest.mark.parametrize("name", ["minibatch_frames", "phases", "pretrain"])
+def test_a_pool_of_frames_holds_a_minibatch_of_an_lstms_outputs(name):
+    def sized(size):
+        pretrain = {"share": 0.5, "epochs": 1, "layer_by_layer": False, "minibatch_frames": size}
+        given = {"minibatch_frames": size, "phases": [{**FIRST, "minibatch_frames": size}]}
+        return tiny.settings(lstm=tiny.LSTM, **{name: {**given, "pretrain": pretrain}[name]})
+
+    assert sized(250).optim.pool_frames == 500
+    message = rf"optim\.{name} has minibatches of 251 outputs, each of .*subsample=2 frames, above"
+    with pytest.raises(SettingsError, match=message):
+        sized(251)
+
+
 @pytest.mark.parametrize(
     "given, message",
     [
