@@ -178,12 +178,16 @@ def train(
         tell(warning(optim, len(method.groups[0]), is_bounded, method.halves))
         tell_once = functools.cache(tell)
 
+        def rate_of(epoch_step: int) -> float:
+            """Return the rate of the last of so many steps of the epoch."""
+            return state.schedule.rate_at(*when(state, feed, max(0, epoch_step - 1)))  # 0: first
+
         def write_row(step: int, taken: Sequence[Totals] | None = None) -> None:
             totals = gathered(state, taken)
             progress.frames += totals.interval.frames
             epoch_step = progress.epoch_step - (progress.step - step)
-            rate = state.schedule.rate_at(*when(state, feed, epoch_step - 1))
-            row = train_row(totals, replace(progress, step=step), rate, num_parameters)
+            at_step = replace(progress, step=step)
+            row = train_row(totals, at_step, rate_of(epoch_step), num_parameters)
             check_row(row)
             log.row(row)
             ends = max(0, epoch_step - totals.interval.steps), epoch_step - 1  # the row's steps
@@ -218,7 +222,7 @@ def train(
             checkpoints.save(progress.step, state.contents(), begun)
             saved_step = progress.step
 
-        def end_epoch(**more: str) -> float:
+        def end_epoch(rate: float, **more: str) -> float:
             """Evaluate the network, write DEV's row, and return DEV's loss."""
             bucket.point_at(method.exported())
             check_finite("the weights", bucket.weights_P, bucket, progress.step)
@@ -230,7 +234,7 @@ def train(
             progress.dev_loss, progress.dev_accuracy = loss, accuracy
             progress.epoch, progress.epoch_step, progress.share = progress.epoch + 1, 0, 0.0
             crc32 = zlib.crc32(bucket.weights_P.cpu().numpy().data)
-            log.row(dev_row(progress, state.schedule.rate, workers, crc32) | more)
+            log.row(dev_row(progress, rate, workers, crc32) | more)
             return loss
 
         pools = len(exchange.local) * min(optim.pool_frames, train_shards.num_frames // workers)
@@ -287,8 +291,8 @@ def train(
             if here.steps:
                 write_row(progress.step)
             check_replicas(state)
-            dev_loss = end_epoch()
-            rate = state.schedule.rate
+            rate = rate_of(progress.epoch_step)
+            dev_loss = end_epoch(rate)
             tell(epoch_line(state.in_epoch, progress, rate, optim.epochs, workers))
             state.schedule.end_epoch(dev_loss)
             state.in_epoch = Interval()
@@ -299,7 +303,9 @@ def train(
         bucket.point_at(method.exported())
         if diverged is not None:
             tell(f"{diverged}; the run is finished with its weights of step {progress.step}")
-            end_epoch(diverged=diverged)
+            feed = control.feed()
+            progress.frames += gathered(state).interval.frames  # after the last row before them
+            end_epoch(rate_of(progress.epoch_step), diverged=diverged)
             for epoch in range(progress.epoch, optim.epochs + 1) if optim.keep_epochs else ():
                 keep(folder / "epochs" / str(epoch))
         return keep(folder)

@@ -426,6 +426,28 @@ def test_a_run_that_diverged_can_be_finished_with_its_last_sound_checkpoint(
     assert same == [(folder / "model.pt").read_bytes()] * 3
 
 
+def test_a_run_that_diverged_counts_its_checkpoints_steps_frames_and_rate(
+    splits, tmp_path, monkeypatch
+):
+    comm = {"method": "allreduce", "allreduce": {"wire": "fp32"}}
+    run, folder = tiny.settings(comm, scaling="mean"), tmp_path / "run"
+
+    def second(row):
+        if row["step"] == 14:
+            raise NotFiniteError("made up")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "check_row", second)
+        with pytest.raises(NotFiniteError, match="made up"):
+            loop.train(run, *splits, folder, CPU, Loopback(range(2), CPU))
+    loop.train(run, *splits, folder, CPU, Loopback(range(2), CPU), diverged="made up")
+    first, dev = rows(folder)
+    about = json.loads((folder / "model.json").read_text())
+    assert first["step"] == 7 < about["steps"] == dev["step"] == 10
+    assert about["frames"] == 10 * 2 * 32
+    assert dev["rate"] == first["rate"] == run.optim.rate / 2
+
+
 # --- DEV ----------------------------------------------------------------------------------------
 
 

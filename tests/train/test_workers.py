@@ -485,6 +485,18 @@ def test_one_worker_goes_on_from_several_that_had_adagrad_each(splits, tmp_path,
     assert [row["workers"] for row in rows(tmp_path / "run") if "dev_loss" in row] == [1, 1]
 
 
+def test_an_epoch_that_ends_without_a_step_has_the_rate_of_its_last(splits, tmp_path, monkeypatch):
+    folder = tmp_path / "killed"
+    run = settings(COMM["allreduce"], scaling="mean", epochs=1, checkpoint_steps=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "dev_row", None)  # stops after the last step
+        with pytest.raises(TypeError):
+            loop.train(run, *splits, folder, CPU, Loopback(range(4), CPU))
+    loop.train(run, *splits, folder, CPU, Loopback(range(2), CPU))
+    dev = rows(folder)[-1]
+    assert (dev["workers"], dev["rate"]) == (2, run.optim.rate / 2)
+
+
 def stored(state: RunState, folder) -> Saved:
     checkpoints = Checkpoints(folder, "a", 1, 9, state.method.exchange)
     checkpoints.save(7, state.contents(), begun=1)
