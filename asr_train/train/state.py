@@ -6,6 +6,7 @@ Checkpoints keeps the newest few in a folder, one file per worker:
     step-00001000.pt        worker 0's: tensors and plain data, by torch.save
     step-00001000.w001.pt   worker 1's, and so on; the state of a group is in its first worker's
     step-00001000.s01.pt, step-00001000.s01.w001.pt    of the second stripe of the models
+    step-00001000.end.pt    replaces step-00001000.pt if an epoch ends without a further step
     step-00001000.json      written after them: sizes, SHA-256, step, and the run it belongs to
 A checkpoint is used if all files exist and match; so a kill at any moment leaves the previous one.
 Files belong to workers, so it does not matter which processes host them.
@@ -433,10 +434,9 @@ class Checkpoints:
         stem = f"step-{step:08d}"
         index = self.folder / f"{stem}.json"
         stripe = 0 if self.stripes is None else self.stripes.index
-        own = stem + (f".s{stripe:02d}" if stripe else "")
-        if self._leads:
-            index.unlink(missing_ok=True)  # it will not match its parts until all are written
-        self.exchange.barrier()
+        # Resumed by other workers, an epoch may end where it resumed; a kill must leave one of both
+        exists = self.exchange.plain([index.exists()] * len(self.exchange.local))[0]
+        own = stem + (".end" if exists else "") + (f".s{stripe:02d}" if stripe else "")
         listed = []
         for worker, content in contents:
             path = self.folder / (f"{own}.w{worker:03d}.pt" if worker else f"{own}.pt")
@@ -449,6 +449,9 @@ class Checkpoints:
         if self._leads:
             about = {"step": step, "begun": begun, "identity": self.identity, "workers": workers}
             files.write_json(index, {**about, "parts": parts})
+            for replaced in {*self.folder.glob(f"{stem}.*pt")} if exists else ():
+                if replaced.name not in {part["path"] for part in parts}:
+                    replaced.unlink()
             for old in self._newest_first()[self.keep :]:
                 self._remove(old)
 

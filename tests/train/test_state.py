@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from asr_train import files
 from asr_train.comm.bucket import Bucket
 from asr_train.files import DamagedFileError
 from asr_train.train.state import Checkpoints, Interval, NotFiniteError, check_finite
@@ -51,6 +52,20 @@ def test_only_the_newest_few_are_kept(tmp_path):
     saved(tmp_path, steps=(10, 20, 30, 1000), keep=2)
     stems = ("step-00000030", "step-00001000")
     assert names(tmp_path) == [stem + end for stem in stems for end in (".json", ".pt")]
+
+
+def test_a_checkpoint_is_replaced_by_one_of_the_same_step_only_when_that_is_whole(
+    tmp_path, monkeypatch
+):
+    checkpoints = saved(tmp_path, steps=(10,), keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_json", None)  # stops before the index
+        with pytest.raises(TypeError):
+            checkpoints.save(10, one(11), begun=1)
+    assert checkpoints.newest().load(0)["progress"]["step"] == 10
+    checkpoints.save(10, one(11), begun=1)
+    assert checkpoints.newest().load(0)["progress"]["step"] == 11
+    assert names(tmp_path) == ["step-00000010.end.pt", "step-00000010.json"]
 
 
 def cut_short(path):
