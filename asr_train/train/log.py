@@ -78,7 +78,9 @@ class RunLog(AbstractContextManager["RunLog"]):
             )
         self._file.truncate(progress.log_bytes)
         self._file.seek(0, 2)
-        self._events = _events(folder / "tensorboard", progress.step)
+        # Events are no more than the rows: those of rows that stay do, too
+        since = progress.step if found > progress.log_bytes or not found else None
+        self._events = _events(folder / "tensorboard", since)
         self._bar = tqdm(
             desc=folder.name,
             total=total_frames,
@@ -229,8 +231,12 @@ def epoch_line(
     )
 
 
-def _events(folder: Path, step: int) -> Any:
-    """Return TensorBoard's writer; None if it is not installed: log.jsonl has its numbers."""
+def _events(folder: Path, step: int | None) -> Any:
+    """Return TensorBoard's writer; None if it is not installed: log.jsonl has its numbers.
+
+    Args:
+        step: events after it are removed; None: no events.
+    """
     if step == 0:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that is being started over
     try:

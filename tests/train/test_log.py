@@ -140,6 +140,21 @@ def test_tensorboard_reads_the_numbers_of_the_rows(tmp_path):
     assert [(e.step, e.value) for e in found.Scalars("dev_loss")] == [(2, 0.75)]
 
 
+@pytest.mark.parametrize("step", [0, 1])
+def test_tensorboard_keeps_the_numbers_of_rows_that_stay(tmp_path, step):
+    """Those of a run that diverged stay when it is finished with its checkpoint of step 0 or 1."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with RunLog(tmp_path, Progress(), 100) as log:
+        log.row({"step": 1, "loss": 0.5, "accuracy": 0.25})
+        log.row({"step": 2, "loss": 0.75, "accuracy": 0.25})
+    size = (tmp_path / "log.jsonl").stat().st_size
+    with RunLog(tmp_path, Progress(step=step, log_bytes=size), 100) as log:
+        log.row({"step": step, "dev_loss": 1.5})
+    found = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in found.Scalars("loss")] == [(1, 0.5), (2, 0.75)]
+    assert [(e.step, e.value) for e in found.Scalars("dev_loss")] == [(step, 1.5)]
+
+
 def test_without_tensorboard_the_log_is_written_all_the_same(tmp_path, monkeypatch, capsys):
     imported = builtins.__import__
 
