@@ -1,6 +1,8 @@
 """conf/ and overrides -> the checked **settings** of one run. Only this module uses Hydra."""
 
+import os
 import re
+import shlex
 import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
@@ -9,6 +11,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -92,6 +95,24 @@ def _composed(chosen: list[str], overrides: list[str]) -> dict[str, Any]:
     return dict(values)
 
 
+def words_of_set() -> list[str]:
+    """Return the overrides in SET, which make puts into the environment as ASR_SET.
+
+    They are separated by spaces and may be quoted, as in a shell.
+
+    Raises:
+        SettingsError: if a quote is not closed.
+    """
+    text = os.environ.get("ASR_SET", "")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise SettingsError(
+            f"SET is {text} ({str(error).lower()}); put a setting with ' in quotes of the other "
+            'kind: SET="\\"corpus.folder.test_speakers=[o\'neil]\\""'
+        ) from error
+
+
 def of_group(group: str, name: str) -> Any:
     """Return the values of conf/GROUP/NAME.yaml, on top of those in its defaults list."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -127,8 +148,8 @@ def as_text(override: str) -> str:
     hint, _ = _known(key.lstrip("+"))
     if typing.get_origin(hint) is dict and value.startswith("{"):
         key = f"++{key.lstrip('+')}"
-    items = re.fullmatch(r"\[([^\[\]'\"]+)\]", value)
-    if hint == list[str] and items:
+    items = re.fullmatch(r"\[([^\[\]]+)\]", value)
+    if hint == list[str] and items and not re.search(r"[\[,]\s*['\"]", value):
         return f"{key}{sign}[{','.join(map(_quoted, items[1].split(',')))}]"
     is_number = re.fullmatch(r"[-+]?[\d_.]+(e[-+]?\d+)?", value, re.IGNORECASE)
     is_foreign = not value.isascii() and value[0] not in "'\""
@@ -157,7 +178,9 @@ def _known(key: str) -> tuple[Any, bool]:
 
 
 def _quoted(value: str) -> str:
-    return f"'{value.strip()}'"
+    """Return text in quotes, in which neither ' nor ${...} means anything to Hydra."""
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", value.strip())
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _list_above(key: str) -> str:

@@ -115,7 +115,7 @@ AHEAD := $(and $(TRAINED),$(if $(PLANNING),,true))
 ifneq ($(filter-out 0,$(DRY_RUN)),)
 paper:
 	@mkdir -p $W/tables
-	@$(foreach t,$(TRAINED),$(PY) $S/dry_run.py '$(SCALE_SEEDS)' $(CURDIR)/$t.yaml $(PASS_HOURS) $(SET) $W/tables/$(PAPER)-$t.dry-run.md && \
+	@$(foreach t,$(TRAINED),$(PY) $S/dry_run.py '$(SCALE_SEEDS)' $(CURDIR)/$t.yaml $(PASS_HOURS) $W/tables/$(PAPER)-$t.dry-run.md && \
 	  cat $W/tables/$(PAPER)-$t.dry-run.md && ) true
 	@$(if $(ESTIMATED),echo "nothing is trained for $(ESTIMATED)")
 else

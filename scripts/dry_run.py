@@ -1,9 +1,9 @@
 """Take a few steps of every run of a table, on random frames: its time, its memory, its hours.
 
-    dry_run.py SCALE[:SEED...] recipes/PAPER/TABLE.yaml HOURS [SETTING=VALUE...]
-        tables/PAPER-TABLE.dry-run.md
+    dry_run.py SCALE[:SEED...] recipes/PAPER/TABLE.yaml HOURS tables/PAPER-TABLE.dry-run.md
 
-HOURS of speech make a pass; none is needed. Settings are for all rows that do not set them.
+HOURS of speech make a pass; none is needed. Settings in the environment's ASR_SET are for all rows
+that do not set them.
 Networks, workers, minibatches and methods are those of the runs; frames are random, with 2,000
 states. DEVICE=cpu or cuda, JOBS=threads. Also writes .json.
 """
@@ -57,8 +57,8 @@ COLUMNS = {
 }
 
 
-def dry_run(scale: str, file: str, hours: str, *more: str) -> None:
-    *given, output = more
+def dry_run(scale: str, file: str, hours: str, output: str) -> None:
+    given = compose.words_of_set()
     table = read_table(file, scale)
     rows = []
     for label, config in configs(table, given):

@@ -1,9 +1,10 @@
 """resolve.py work/conf 'RUN RUN ...' [TABLE.yaml@SCALE[:SEED...] ...] ['NAME=word word' ...]
-    [group=file ...] [group.key=value ...] [SET group.key=value ...]
+    [group=file ...] [group.key=value ...]
 
 Compose conf/ and the overrides, check every value, and write one file per stage into work/conf.
 recipe=NAME picks conf/recipe/NAME.yaml, a recipe's numbers; other overrides take precedence.
-Those after the word SET are the user's: they are refused if nothing reads them.
+ASR_SET in the environment is the user's SET, whose overrides come last, and are refused if nothing
+reads them; without it, all are the user's.
 Arguments with names in capitals, before all overrides, are make's variables (`choices.Choices`,
 WORKERS, STRIPES; with CHECK=1 only the files that `make check` reads are written). Some files
 depend on them alone: shown.yaml and splits.yaml (what this call shows), from/NAME.yaml (whose
@@ -60,9 +61,9 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     variables = list(takewhile(VARIABLE.match, others))
     given = others[len(variables) :]
     said = list(given)  # by the user
-    if "SET" in given:
-        said = given[given.index("SET") + 1 :]
-        given.remove("SET")
+    if "ASR_SET" in os.environ:
+        said = compose.words_of_set()
+        given += said
     choices = Choices.of(variables)
     for name in choices.gmms:
         systems = sorted(p.stem for p in (compose.CONF / "gmm").glob("*.yaml"))

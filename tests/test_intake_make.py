@@ -76,15 +76,32 @@ def test_a_dollar_in_a_path_is_refused_and_not_expanded(tmp_path, name, monkeypa
 
 
 @pytest.mark.parametrize(
-    "settings", ["lang=digits; feats=telephone", "decode.beam=12 > x", "a=[ben(2)]", "a=[x&y]"]
+    ("settings", "says"),
+    [
+        ("lang=digits; feats=telephone", "the setting 'lang=digits;' cannot be read"),
+        ("decode.beam=12 > x", "the setting '>' is neither group.key=value nor"),
+        ("a=[x&y]", r"the setting 'a=\[x&y\]' cannot be read"),
+        (
+            "a=[o'neil]",
+            r"SET is a=\[o'neil\] \(no closing quotation\); put a setting with ' in quo",
+        ),
+    ],
 )
-def test_settings_that_the_shell_would_read_are_refused(tmp_path, settings):
+def test_no_shell_reads_settings(tmp_path, settings, says):
     ended = make(ROOT / "recipes/digits", "conf", f"SET={settings}", f"W={tmp_path / 'w'}")
-    one_line(ended, r"SET is '.*', but the shell reads [;>(&] otherwise; separate settings by")
-    quoted = f"SET='lang.lexicon.words=[{settings}]'"  # of which hydra is told, then
-    assert (
-        "the shell" not in make(ROOT / "recipes/digits", "-n", quoted, f"W={tmp_path / 'w'}").stderr
-    )
+    assert re.search(f"^resolve: {says}", ended.stderr)
+
+
+def test_names_of_speakers_in_settings_are_no_commands(tmp_path):
+    (tmp_path / "utterances.tsv").touch()
+    (tmp_path / "command").write_text(f"#!/bin/sh\ntouch {tmp_path}/trap\n")
+    (tmp_path / "command").chmod(0o755)
+    name = f"o''neil||{tmp_path}/command||${{x}}"
+    asked = f"CORPUS_DIR={tmp_path}", f"SET=corpus.folder.test_speakers=[{name}]"
+    assert make(ROOT / "recipes/folder", "conf", *asked, f"W={tmp_path / 'w'}").returncode == 0
+    assert not (tmp_path / "trap").exists()
+    taken = read_yaml(tmp_path / "w/conf/corpus.yaml")["folder"]["test_speakers"]
+    assert taken == [name.replace("'", "")]
 
 
 def test_every_recipe_has_help():
@@ -249,9 +266,9 @@ def test_without_variables_nothing_is_undefined():
 
 def test_the_goal_that_status_names_counts_from_the_root_and_keeps_values_whole():
     show = "--eval=show: ; @printf '%s' \"$$ASR_GOAL\""
-    given = "SET=a={b,c}\nd=1 ", "GMMS=mono tri", "W=../w", "RECIPE=digits"
+    given = "SET=a={b,c}\nd=$1 ", "GMMS=mono tri", "W=../w", "RECIPE=digits"
     said = make(ROOT / "recipes/digits", show, *given, "show").stdout
-    assert r"SET=a={b,c}\ d=1\ " in said
+    assert r"SET=a={b,c}\ d=$1\ " in said
     assert r"GMMS=mono\ tri" in said
     assert f" W={ROOT}/recipes/w" in said
     assert "RECIPE" not in said

@@ -116,14 +116,15 @@ def resolved(folder: Path, *given: str) -> None:
     resolve(str(folder), "dnn", *known, "gmm=sat", "recipe=digits", *others)
 
 
-def test_what_has_an_effect_or_is_the_recipes_own_is_taken(tmp_path):
+def test_what_has_an_effect_or_is_the_recipes_own_is_taken(tmp_path, monkeypatch):
     resolved(tmp_path, "gmm.tri.tree.leaves=200")  # counts: sat has it by reference
     resolved(tmp_path, "gmm.tri.tree.leaves=1000")  # the recipe's own
     resolved(tmp_path, "gmm.tri.tree.leaves=100", "gmm.tri.tree.leaves=200")  # the later counts
-    resolved(tmp_path, "objective.rate=0.5", "lm.vocabulary=9", "SET", "lm=none")
     resolved(tmp_path, "SEQUENCE=mmi", "objective.rate=0.5", "lattices.order=2")
     sentences = "lang=sentences", "lm=fourgram", "decode=large"
     resolved(tmp_path, "RESCORE=dnn", *sentences, "decode.rescore_mbr=[true]", "lm.vocabulary=9")
+    monkeypatch.setenv("ASR_SET", "lm=none")
+    resolved(tmp_path, "objective.rate=0.5", "lm.vocabulary=9")
 
 
 GIVEN = "lang=sentences lm=trigram lm.small.file={}"  # all models are files
@@ -215,11 +216,12 @@ def in_folder(*settings: str) -> list[str]:
         ("[1183,84]", ["1183", "84"]),
         ("[1_0, 007,1e5,-3,true,null,a b]", ["1_0", "007", "1e5", "-3", "true", "null", "a b"]),
         ("['1183',\"x\"]", ["1183", "x"]),
+        ("[o'neil,${oc.env:HOME},a\\${b},c\\]", ["o'neil", "${oc.env:HOME}", "a\\${b}", "c\\"]),
         ("[ann]", ["ann"]),
         ("[]", []),
     ],
 )
-def test_names_of_digits_are_names(names, given):
+def test_names_are_names(names, given):
     folder = settings("dnn", in_folder(f"test_speakers={names}")).corpus.folder
     assert folder.test_speakers == given
 
