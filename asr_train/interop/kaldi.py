@@ -21,6 +21,7 @@ from lhotse.augmentation import Resample
 
 from asr_train.checks import spelled
 from asr_train.data.corpus import CorpusError, few, whole_recording
+from asr_train.data.intake import UNKNOWN_SAMPLES
 from asr_train.data.table import TABLE, write_table
 from asr_train.files import read_lines, write_text
 
@@ -286,6 +287,10 @@ def _recordings(data: DataDir) -> dict[str, Recording]:
             why = error.error_string if source.path.exists() else "it is missing"
             bad.append(f"{source.where}: {source.path}: {why}")
             continue
+        if info.frames >= UNKNOWN_SAMPLES:
+            why = "it does not say how long it is, like files written to a pipe; write it anew"
+            bad.append(f"{source.where}: {source.path}: {why}")
+            continue
         size = info.samplerate, info.frames, info.channels
         found[name] = whole_recording(name, source.path, *size)
     if bad:
@@ -403,9 +408,9 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
         Notes for the user.
     Raises:
         FileExistsError: if the folder is a data folder that was not written here.
-        ValueError: for missing audio, ids or speakers that are empty or have spaces, duplicate ids,
-            no cuts at all, copies of another speed or volume, cuts of one recording with different
-            channels, or cuts with more than their supervision.
+        ValueError: for missing or unreadable audio, ids or speakers that are empty or have spaces,
+            duplicate ids, no cuts at all, copies of another speed or volume, cuts of one recording
+            with different channels, or cuts with more than their supervision.
     """
     folder = Path(folder)
     if (folder / "wav.scp").exists() and not (folder / OURS).exists():
@@ -461,10 +466,10 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
     }
     if any(_is_part(cut) for cut in cuts):
         files["segments"] = {i: _segment_text(by_id[i]) for i in order}
-    else:
-        (folder / "segments").unlink(missing_ok=True)
     files["wav.scp"] = {r: _wav(recordings[r], heard[r][1]) for r in _sorted(recordings)}
     write_text(folder / OURS, "")
+    for name in ("wav.scp", "segments"):  # of an earlier export, which is incomplete from here on
+        (folder / name).unlink(missing_ok=True)
     for name, rows in files.items():
         write_text(
             folder / name, "".join(f"{key} {value}".rstrip() + "\n" for key, value in rows.items())
@@ -512,10 +517,16 @@ def _wav(recording: Recording, channel: int) -> str:
     if "\n" in path:
         raise ValueError(f"{recording.id}: {path!r} has a line feed, where wav.scp ends; rename it")
     quoted = shlex.quote(path)
-    info = soundfile.info(path)
+    try:
+        info = soundfile.info(path)
+    except soundfile.LibsndfileError as error:
+        raise ValueError(
+            f"{recording.id}: {path}: {error.error_string}; replace the file, or remove the "
+            "recording from the corpus and run make again"
+        ) from error
     if info.subtype == "PCM_16" and len(source.channels) == 1 and not recording.transforms:
-        # What ends so would be a command to Kaldi, or a place in a file
-        if info.format in ("WAV", "WAVEX") and not re.search(r"[|\s]$|:\d+$", path):
+        # Kaldi would read such a path as a command, or as a place in a file
+        if info.format in ("WAV", "WAVEX") and not re.search(r"\||[\s\]]$|:\d+$", path):
             return path
         if info.format == "FLAC":
             return f"flac -c -d -s {quoted} |"

@@ -180,7 +180,7 @@ def test_kaldi_gets_16_bit_samples(tmp_path, subtype, command):
 
 
 def test_kaldi_takes_no_path_for_a_command_or_a_place_in_a_file(tmp_path):
-    for name in ("$(touch x)|", "a.wav:12", "a "):
+    for name in ("$(touch x)|", "a|b.wav", "a.wav:12", "a ", "a[1]"):
         path = tmp_path / name
         with open(path, "wb") as file:
             soundfile.write(file, np.ones(4000) / 2, 8000, format="WAV")
@@ -289,6 +289,23 @@ def test_a_data_folder_of_others_is_not_replaced(tmp_path, cuts):
     with pytest.raises(CorpusError, match=r"last path, .*data, is the folder to write to"):
         write_folder([read_data_dir(tmp_path / "data")], tmp_path / "data")
     assert {path: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
+
+
+def test_a_failed_export_leaves_the_earlier_one(tmp_path, parts, cuts):
+    write_data_dir(parts, tmp_path / "data")
+    before = content(tmp_path / "data")
+    (tmp_path / "audio" / "ben-2.wav").write_bytes(b"no audio")
+    with pytest.raises(
+        ValueError, match=r"^ben-2: /.*/ben-2\.wav: .*; replace the file, or remove"
+    ):
+        write_data_dir(cuts, tmp_path / "data")
+    assert content(tmp_path / "data") == before
+    failing = mock.patch(
+        "asr_train.interop.kaldi.write_text", side_effect=[None, KeyboardInterrupt]
+    )
+    with failing, pytest.raises(KeyboardInterrupt):
+        write_data_dir(cuts[:1], tmp_path / "data")
+    assert not {"wav.scp", "segments"} & set(content(tmp_path / "data"))  # it is no whole folder
 
 
 # --- a folder for the recipe --------------------------------------------------------------------
@@ -474,6 +491,19 @@ def test_missing_and_broken_audio_is_named_with_its_line(tmp_path, parts):
     (tmp_path / "audio" / "call2.wav").unlink()
     with pytest.raises(CorpusError, match=r"wav\.scp, line 2: .*call2\.wav: it is missing"):
         cuts_of(read_data_dir(tmp_path / "data"))
+
+
+def test_a_recording_of_unknown_length_is_refused(tmp_path):
+    """As a pipe's writer leaves it: FLAC's header has no number of samples."""
+    path = tmp_path / "a.flac"
+    noise(path, 0.5)
+    write_data_dir([cut_of("a", path, "a", "A")], tmp_path / "d")
+    data = bytearray(path.read_bytes())
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)
+    path.write_bytes(data)
+    with pytest.raises(CorpusError, match=r"line 1: .*a\.flac: it does not say how long it is"):
+        cuts_of(read_data_dir(tmp_path / "d"))
 
 
 def test_an_empty_recording_is_no_error_of_segments(tmp_path):
