@@ -8,7 +8,9 @@ execute names with '|', and unpickle what begins with PKL. Knows nothing of mani
 import gzip
 import io
 import os
+import re
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -144,7 +146,10 @@ def _matrix(file: BinaryIO) -> np.ndarray:
         return np.ascontiguousarray(_matio().read_matrix_or_vector(file), np.float32)
     if head.startswith(b"\0B") or not head.lstrip().startswith(b"["):
         raise ValueError(f"{head!r} is not a matrix")
-    rows_TF: np.ndarray = _matio().read_ascii_mat(file)
+    with warnings.catch_warnings(action="ignore"):  # of numpy, at a matrix without rows
+        rows_TF: np.ndarray = _matio().read_ascii_mat(file)
+    if not rows_TF.size:
+        return np.zeros((0, 0), np.float32)  # as of a binary one
     if rows_TF.ndim != 2:
         raise ValueError("a vector is not a matrix")
     return rows_TF.astype(np.float32)
@@ -181,11 +186,15 @@ def write_matrices(path: Path | str, matrices: Iterable[tuple[str, np.ndarray]])
     Returns:
         The number written.
     Raises:
-        ValueError: for an id with a space, a duplicate id, or an empty matrix.
+        ValueError: for an id with a space, a duplicate id, an empty matrix, or a path that Kaldi
+            would take for a command.
     """
     path = Path(path)
     if path.suffix != ".ark":
         raise ValueError(f"{path} must end in .ark: its list has .scp in that place")
+    where = os.path.abspath(path)
+    if re.search(r"[|\n]", where):
+        raise ValueError(f"{where!r} has | or a line feed, which a list cannot name; rename it")
     places: dict[str, int] = {}
     with replacing(path) as scratch:
         with open(scratch, "wb") as file:
@@ -197,7 +206,6 @@ def write_matrices(path: Path | str, matrices: Iterable[tuple[str, np.ndarray]])
                 places[key] = file.tell()
                 _matio().write_array(file, np.ascontiguousarray(matrix, np.float32))
         # The list first: if the archive exists, so does the list
-        where = os.path.abspath(path)
         lines = [f"{key} {where}:{places[key]}\n" for key in sorted(places, key=str.encode)]
         write_text(path.with_suffix(".scp"), "".join(lines))
     return len(places)

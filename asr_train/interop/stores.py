@@ -102,6 +102,7 @@ def _is_of_feats(file: Path) -> bool:
 
 
 def _check_feats(where: str, feats_TF: np.ndarray, seconds: float, settings: FeatsSettings) -> None:
+    _check_some(where, feats_TF)
     if feats_TF.shape[1] != settings.num_mels:
         raise ValueError(
             f"{where} has {feats_TF.shape[1]} columns but feats.num_mels is {settings.num_mels}; "
@@ -110,11 +111,17 @@ def _check_feats(where: str, feats_TF: np.ndarray, seconds: float, settings: Fea
     _check_finite(where, feats_TF, "column")
     expected = int(seconds / settings.shift_seconds + 0.5)
     edges = math.ceil(settings.window_seconds / settings.shift_seconds)  # lost by snip-edges=true
-    if abs(len(feats_TF) - expected) > edges:
+    last_start = (len(feats_TF) - 1) * settings.shift_seconds  # of the last frame, within the audio
+    if len(feats_TF) < expected - edges or last_start > seconds - 1e-6:
         raise ValueError(
             f"{where} has {len(feats_TF)} frames, but {seconds:.3f} s make {expected} at a shift "
             f"of {settings.shift_seconds} s; are these features of this recording?"
         )
+
+
+def _check_some(where: str, matrix: np.ndarray) -> None:
+    if not matrix.size:
+        raise ValueError(f"{where} has no frames; compute it again, or remove the utterance")
 
 
 def _check_finite(where: str, matrix: np.ndarray, column: str) -> None:
@@ -251,6 +258,7 @@ def import_scores(archives: Sequence[Path | str], states: States, path: Path | s
         for archive in archives:
             for key, scores_TS in _read(read_matrices, archive):
                 where = f"{archive}: {key}"
+                _check_some(where, scores_TS)
                 if scores_TS.shape[1] != states.num_states:
                     raise ValueError(
                         f"{where} has {scores_TS.shape[1]} columns but the model has "

@@ -68,6 +68,16 @@ def test_the_bytes_are_kaldis(tmp_path):
     assert (tmp_path / "f.ark").read_bytes() == (tmp_path / "k.ark").read_bytes()
 
 
+@pytest.mark.parametrize("form", ["ark", "ark,t"])
+def test_a_matrix_without_rows_is_read(tmp_path, form):
+    empty = {"utt-0": np.zeros((0, 0), np.float32)}
+    with kaldi.FloatMatrixWriter(f"{form}:{tmp_path}/k.ark") as writer:
+        for key, matrix in (empty | {"utt-1": np.ones((2, 2), np.float32)}).items():
+            writer.write(key, matrix)
+    found = dict(read_matrices(tmp_path / "k.ark"))
+    assert [(key, found[key].shape) for key in found] == [("utt-0", (0, 0)), ("utt-1", (2, 2))]
+
+
 @pytest.mark.parametrize(
     "method", ["kSpeechFeature", "kTwoByteAuto", "kOneByteAuto", "kAutomaticMethod"]
 )
@@ -243,6 +253,11 @@ def test_ids_must_differ_and_be_words(tmp_path):
     (tmp_path / "a.txt").write_text("u 1 2 \n v 3\nw 4\n")  # a space before v
     with pytest.raises(ValueError, match=r"a.txt has b'' where .* \(byte 7\)"):
         list(read_int_vectors(tmp_path / "a.txt"))
+
+
+def test_a_path_that_kaldi_takes_for_a_command_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"a\|b/f\.ark' has \| or a line feed"):
+        write_matrices(tmp_path / "a|b" / "f.ark", MATRICES.items())
 
 
 def test_a_gzipped_archive_says_the_same_twice(tmp_path):

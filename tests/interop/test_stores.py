@@ -114,6 +114,7 @@ def test_frames_that_snip_edges_takes_are_missed_by_none(feats, cuts, tmp_path):
     [
         (lambda x: x[:, 1:], "columns but feats.num_mels is"),
         (lambda x: x[:-9], r"u1 has 51 frames, but 0.600 s make 60"),
+        (lambda x: np.vstack([x, x[:1]]), r"u1 has 61 frames, but 0.600 s make 60"),
         (lambda x: np.where(np.arange(len(x))[:, None] == 5, np.nan, x), r"u1: frame 5.* is nan"),
     ],
 )
@@ -123,6 +124,19 @@ def test_wrong_features_are_named_and_nothing_is_listed(feats, cuts, tmp_path, c
     with pytest.raises(ValueError, match=message):
         import_feats(tmp_path / "f.ark", cuts, FEATS, tmp_path / "again" / "dev.jsonl.gz")
     assert not (tmp_path / "again" / "dev.jsonl.gz").exists()
+
+
+def test_a_frame_that_begins_within_the_audio_is_taken(feats, cuts, tmp_path):
+    cuts[1].duration -= 0.006
+    write_matrices(tmp_path / "f.ark", feats_out(feats))
+    frames, _ = import_feats(tmp_path / "f.ark", cuts, FEATS, tmp_path / "again" / "dev.jsonl.gz")
+    assert frames == feats.frames
+
+
+def test_features_without_frames_are_named(cuts, tmp_path):
+    (tmp_path / "f.ark").write_text("u0  [ ]\n")
+    with pytest.raises(ValueError, match=r"f\.ark: u0 has no frames; compute it again, or remove"):
+        import_feats(tmp_path / "f.ark", cuts, FEATS, tmp_path / "again" / "dev.jsonl.gz")
 
 
 def test_missing_features_are_named(feats, cuts, tmp_path):
