@@ -11,7 +11,7 @@ Writes plan.md, plan.json and plan.png into the folder of out=.
   density=P        or the share of the parameters: 0.001
   log=PATH         or the log.jsonl of a run with the same network, whose messages are replayed
   codec=NAME       packed32, tile16 or rice                    (packed32)
-  blocks=N,N       steps between BMUF's exchanges              (25,50,100,200)
+  blocks=N,N       steps between BMUF's exchanges, at most 10000   (25,50,100,200)
   groups=N,N       workers per group of BMUF-GTC              (2,4,8)
   methods=A,B      allreduce, gtc, onebit, gtc_async, bmuf_gtc, bmuf   (all)
   fps=N            frames/s of one GPU, measured; else by the cluster's file
@@ -64,6 +64,7 @@ DEFAULTS = {
 TAU = 4.0
 SMALLEST = 1e-12  # of numbers, which its inverse limits above
 MOST_WORKERS = 2048  # half an hour; with n times as many n^2 times as long, and as much memory
+MOST_STEPS = 10_000  # of a block; an hour with 2048 workers
 COMPARED = (2.0, 4.0, 9.0, 15.0)  # tau, of strom2015's table 3
 
 
@@ -79,6 +80,11 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(
             f"workers is {request.workers}; every message is simulated, which takes too long for "
             f"more than {MOST_WORKERS}: plan with fewer, and see in the plan how speeds grow"
+        )
+    if request.block_steps[-1] > MOST_STEPS:
+        raise ValueError(
+            f"blocks has {request.block_steps[-1]}; every step is simulated, which takes too long "
+            f"for blocks of more than {MOST_STEPS}: plan with shorter ones"
         )
     taus = {tau: density_at(tau) for tau in COMPARED}
     found = plan(request, cluster, list(taus.values()))
@@ -164,7 +170,7 @@ def wholes(given: Mapping[str, str], key: str) -> tuple[int, ...]:
     parts = given[key].split(",")
     if not all(part.isdecimal() and int(part) for part in parts):
         raise ValueError(f"{key} is {given[key]!r}; it must be integers: {DEFAULTS[key]}")
-    return tuple(int(part) for part in parts)
+    return tuple(sorted({int(part) for part in parts}))
 
 
 def kinds(names: str) -> tuple[Traffic, ...]:

@@ -56,6 +56,12 @@ def test_more_workers_than_can_be_simulated_are_refused(tmp_path, monkeypatch):
         run("cluster=h200_10g", "model=1M", "workers=9", f"out={tmp_path}")
 
 
+def test_blocks_are_planned_once_and_not_endless(tmp_path):
+    assert requested({**DEFAULTS, "blocks": "50,25,50"}).block_steps == (25, 50)
+    with pytest.raises(ValueError, match=r"blocks has 1000000; .* blocks of more than 10000: plan"):
+        run("cluster=h200_10g", "model=1M", "workers=2", "blocks=25,1000000", f"out={tmp_path}")
+
+
 def test_a_log_of_another_network_is_named_with_its_density(tmp_path):
     row = {"threshold": 4.0, "sent_bits": 3.2e4, "elements_sent": 1e3, "compression_ratio": 1e3}
     write_jsonl(tmp_path / "log.jsonl", [row])
