@@ -40,7 +40,7 @@ from asr_train.facts import HEADER_BYTES, Method, Traffic
 from asr_train.files import DamagedFileError, read_json, read_jsonl
 
 FLOPS = 6  # per parameter and frame: a multiply-add forward, two backward
-QUEUE = 4  # messages of a worker of gtc_async in flight before it waits
+QUEUE = 4  # messages of a worker of gtc_async in flight; it waits while there are more
 BYTES = 4  # per float32
 
 
