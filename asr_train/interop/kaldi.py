@@ -21,9 +21,9 @@ from lhotse.augmentation import Resample
 
 from asr_train.checks import spelled
 from asr_train.data.corpus import CorpusError, few, whole_recording
-from asr_train.data.intake import UNKNOWN_SAMPLES
 from asr_train.data.table import TABLE, write_table
 from asr_train.files import read_lines, write_text
+from asr_train.frames import UNKNOWN_SAMPLES
 
 OVERSHOOT_SECONDS = 0.5  # of a segment past the recording's end, as in Kaldi's extract-segments
 OURS = ".asr_train"  # marks a folder that may be written again
