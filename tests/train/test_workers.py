@@ -491,10 +491,11 @@ def test_an_epoch_that_ends_without_a_step_has_the_rate_of_its_last(splits, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(loop, "dev_row", None)  # stops after the last step
         with pytest.raises(TypeError):
-            loop.train(run, *splits, folder, CPU, Loopback(range(4), CPU))
-    loop.train(run, *splits, folder, CPU, Loopback(range(2), CPU))
+            loop.train(run, *splits, folder, CPU, Loopback(range(1), CPU))
+    step = -(-splits[0].num_frames // 32) - 1  # of four workers, none is left
+    loop.train(run, *splits, folder, CPU, Loopback(range(4), CPU))
     dev = rows(folder)[-1]
-    assert (dev["workers"], dev["rate"]) == (2, run.optim.rate / 2)
+    assert (dev["workers"], dev["step"], dev["rate"]) == (4, step, run.optim.rate / 4)
 
 
 def stored(state: RunState, folder) -> Saved:
