@@ -295,20 +295,22 @@ class _Run:
     def _draw(self, seed: int) -> np.ndarray:
         """Draw log-normal step times with the cluster's jitter, per worker.
 
-        A single worker waits for no other: its steps all take the mean.
+        Half batches of one minibatch have the same factor: jitter is that of a whole step. A single
+        worker waits for no other: its steps all take the mean.
         """
         mean = self.work.seconds(1 / self.parts, self.stripes)
         if self.workers == 1:
             return np.full((1, self.steps), mean)
         variance = math.log1p(self.cluster.gpu.jitter**2)
-        normal_WS = np.stack(
+        minibatches = self.steps // self.parts
+        normal_WM = np.stack(
             [
-                np.random.default_rng([seed, w]).standard_normal(self.steps)
+                np.random.default_rng([seed, w]).standard_normal(minibatches)
                 for w in range(self.workers)
             ]
         )
-        drawn_WS = np.exp(math.sqrt(variance) * normal_WS - variance / 2)
-        return drawn_WS * mean
+        drawn_WM = np.exp(math.sqrt(variance) * normal_WM - variance / 2)
+        return mean * drawn_WM.repeat(self.parts, axis=1)
 
     def speed(self) -> Speed:
         """Run the simulation to its end."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 from cost.clusters import flat, nodes
 from hypothesis import given, settings
@@ -209,6 +210,19 @@ def test_jitter_is_around_a_mean_of_one_and_the_later_of_two_takes_the_closed_fo
     met = simulate(free, WORK, Scheme(traffic=Traffic.allreduce), 2, steps=steps)
     later = 2 * NormalDist().cdf(math.sqrt(math.log1p(jitter**2) / 2))
     assert met.step_seconds == pytest.approx(COMPUTE * later, rel=0.03)
+
+
+def test_half_batches_share_the_jitter_of_their_minibatch():
+    """Each half begins when the slower of two workers has ended the half before the last."""
+    jitter, steps = 0.5, 4000
+    free = flat(1e9, jitter=jitter)
+    double = simulate(free, WORK, Scheme(traffic=Traffic.onebit, lag=1), 2, steps=steps)
+    variance = math.log1p(jitter**2)
+    drawn = np.random.default_rng(9).lognormal(-variance / 2, math.sqrt(variance), (10 * steps, 2))
+    before = last = np.zeros(2)
+    for half in COMPUTE / 2 * drawn.repeat(2, axis=0):
+        before, last = last, np.maximum(last, before.max()) + half
+    assert double.step_seconds == pytest.approx(last.max() / len(drawn), rel=0.015)
 
 
 @pytest.mark.parametrize(
