@@ -133,7 +133,10 @@ def advance(model: Any, history: int, word: int) -> Any:
     here = np.int64(1 + place)
     if here >= len(model.first_H) - 1:  # of the highest order
         here = np.int64(model.suffix_M[place])
-    while here and model.first_H[here] == model.first_H[here + 1]:
-        logp += np.float64(model.backoff_M[here - 1])  # nothing follows: any word backs off
+    # Where nothing follows, any word backs off. Only where this is free, histories are equal: other
+    # back-offs are paid with the word that follows, and none follows the end of the sentence.
+    while (
+        here and model.first_H[here] == model.first_H[here + 1] and model.backoff_M[here - 1] == 0
+    ):
         here = np.int64(model.suffix_M[here - 1])
     return -NATS * logp, here

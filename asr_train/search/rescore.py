@@ -173,7 +173,11 @@ def _expansion(lattice: Lattice, old: Model, new: Model, max_arcs: int) -> Expan
 def _expand(
     arcs_A: Any, order_A: Any, final_N: Any, models: Any, ended: bool, max_arcs: int
 ) -> Any:
-    """Return the arrays of `Expansion` from `first_X` on; empty ones if there are too many arcs."""
+    """Return the arrays of `Expansion` from `first_X` on; empty ones if there are too many arcs.
+
+    Args:
+        ended: whether the paths end in final states, and so with the sentence's end.
+    """
     old, oldid_W, new, newid_W = models
     nodes = len(final_N)
     first_X = np.zeros(nodes + 1, np.int64)

@@ -41,9 +41,13 @@ def models(rng) -> list[NgramModel]:
 
 
 @pytest.mark.parametrize("order, pruned", [(1, 0), (2, 0), (3, 1e-2), (4, 0), (4, 1e-2), (5, 1e-3)])
-def test_histories_give_the_model_s_probabilities(order, pruned):
+@pytest.mark.parametrize("given", [False, True])
+def test_histories_give_the_model_s_probabilities(order, pruned, given):
+    """Also those of a given ARPA file, in which n-grams that nothing follows may have back-offs."""
     rng = np.random.default_rng(order)
     model = model_of(rng, order, pruned, sentences=30)
+    for ngrams in model.orders if given else ():  # </s>, too, as CMU's lmtool writes
+        ngrams.backoff_N[:] = rng.uniform(-1, 0, len(ngrams.backoff_N))
     histories = Histories.of(model)
     for words in itertools.product(NAMES, repeat=5):
         cost, here = 0.0, histories.start
