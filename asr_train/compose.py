@@ -150,10 +150,13 @@ def as_text(override: str) -> str:
         key = f"++{key.lstrip('+')}"
     items = re.fullmatch(r"\[([^\[\]]+)\]", value)
     if hint == list[str] and items and not re.search(r"[\[,]\s*['\"]", value):
-        return f"{key}{sign}[{','.join(map(_quoted, items[1].split(',')))}]"
+        names = [quoted(item.strip()) for item in items[1].split(",")]
+        return f"{key}{sign}[{','.join(names)}]"
     is_number = re.fullmatch(r"[-+]?[\d_.]+(e[-+]?\d+)?", value, re.IGNORECASE)
     is_foreign = not value.isascii() and value[0] not in "'\""
-    return f"{key}{sign}{_quoted(value) if hint is str and (is_number or is_foreign) else value}"
+    if hint is str and (is_number or is_foreign):
+        value = quoted(value.strip())
+    return f"{key}{sign}{value}"
 
 
 def _known(key: str) -> tuple[Any, bool]:
@@ -177,9 +180,9 @@ def _known(key: str) -> tuple[Any, bool]:
     return hint, is_new or default not in (MISSING, None)
 
 
-def _quoted(value: str) -> str:
+def quoted(value: str) -> str:
     """Return text in quotes, in which neither ' nor ${...} means anything to Hydra."""
-    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", value.strip())
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     return QuotedString(text, Quote.single).with_quotes()
 
 

@@ -11,7 +11,6 @@ example:
 """
 
 import argparse
-import re
 import tempfile
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     from asr_train.data.folder import SPLITS
     from asr_train.data.prepare import prepare
 
-    path = _quoted(str(options.folder.resolve()))
+    path = compose.quoted(str(options.folder.resolve()))
     given = ["recipe=folder", f"corpus.folder.dir={path}", *options.settings]
     config = compose.settings("dnn", given)
     lexicon = config.lang.lexicon
@@ -46,9 +45,3 @@ def run(options: argparse.Namespace) -> int:
         for line in check(splits, config.corpus, lexicon, config.ali.max_lost_share):
             print(f"check: {line}")
     return 0
-
-
-def _quoted(path: str) -> str:
-    """Return a setting's value in quotes. Backslashes count only before these and before ${."""
-    path = re.sub(r"(\\*)('|\$\{)", r"\1\1\\\2", path)
-    return "'" + re.sub(r"(\\+)\Z", r"\1\1", path) + "'"
