@@ -16,7 +16,7 @@ import numpy as np
 
 from asr_train.search.posterior import Posterior
 
-EXTRA = 1e-5  # errors; an insertion counts so much more: substitutions are preferred, as in Kaldi
+EXTRA = 1e-5  # errors; a word of a path that gets no place costs so much more, as in Kaldi
 GAIN = 1e-9  # least gain in probability that changes a word
 TIE = 1e-9  # errors; alignments closer than that are equally good, whatever was rounded
 ROUNDS = 50  # at most; each lowers the expected errors, and 2 to 4 are usual
