@@ -228,6 +228,9 @@ def train(label: str, speech: Speech, steps: int) -> Run:
         run.seconds.append(time.perf_counter() - began)
         run.received.append(received_bytes(label, method, step + 1, parameters))
         run.loss.append(loss.item())
+    if isinstance(optimizer, BlockMomentum):
+        optimizer.end_block()  # the steps since the last block
+        run.received[-1] = optimizer.received_bytes
     with optimizer.exported() if isinstance(optimizer, BlockMomentum) else nullcontext():
         run.dev_loss, run.dev_accuracy = evaluate(model, speech)
     return run

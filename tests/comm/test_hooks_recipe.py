@@ -76,6 +76,22 @@ def test_received_bytes_are_those_counted_by_hand(script, monkeypatch):
         assert shown["seconds at 1 / 10 Gb/s"] == "0.00475 / 0.000475"
 
 
+def test_block_momentum_is_evaluated_with_its_last_steps(script, monkeypatch):
+    """15 steps are a block of 10 and one of 5: their models are averaged, too."""
+    monkeypatch.setattr(script, "Recogniser", small)
+    monkeypatch.setattr(script, "evaluate", lambda model, speech: (model[0].weight.sum().item(), 0))
+
+    def main(exchange):
+        speech = script.Speech()
+        runs = [script.train("block momentum, every 10 steps", speech, n) for n in (10, 15)]
+        return [(run.received[-1], run.dev_loss) for run in runs]
+
+    (ten, fifteen), other = forked.run(main, RANKS, RANKS)
+    assert [ten, fifteen] == other  # all ranks evaluate the same model
+    assert fifteen[0] == 2 * ten[0] == 2 * 4 * SIZE
+    assert fifteen[1] != ten[1]
+
+
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     """Plain DDP and GTC, for one step more than times and bytes leave out."""
