@@ -145,24 +145,28 @@ def initialise(layers: list[nn.Linear | LowRank], nonlinearity: Nonlinearity, se
     """Draw initial weights that preserve the size of signals and gradients through many layers.
 
     Uniform, with the range of Glorot and Bengio (2010) for tanh, times 4 for the sigmoid, whose
-    slope at 0 is 1/4; for ReLU as in He et al. (2015). The output layer is zero: the first loss is
+    slope at 0 is 1/4; for ReLU as in He et al. (2015). The product of a layer's two factors has the
+    same variance as the weights of a full one. The output layer is zero: the first loss is
     log(num_states), and no layer starts with large random gradients.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in layers:
-            if isinstance(layer, LowRank):
-                bound = math.sqrt(3 / layer.into.in_features)  # preserves the variance
-                layer.into.weight.uniform_(-bound, bound, generator=generator)
             outer = layer.out if isinstance(layer, LowRank) else layer
+            inputs = outer.in_features
+            if isinstance(layer, LowRank):
+                inputs = layer.into.in_features
+                bound = math.sqrt(3 / inputs)  # preserves the variance
+                layer.into.weight.uniform_(-bound, bound, generator=generator)
             outer.bias.zero_()
             if layer is layers[-1]:
                 outer.weight.zero_()
                 continue
-            bound = (
-                4 * math.sqrt(6 / (outer.in_features + outer.out_features))
+            rank, outputs = outer.in_features, outer.out_features  # full: rank is inputs
+            bound = (  # the product's variance is rank / inputs of outer's
+                4 * math.sqrt(6 * inputs / (rank * (inputs + outputs)))
                 if nonlinearity is Nonlinearity.sigmoid
-                else math.sqrt(6 / outer.in_features)
+                else math.sqrt(6 / rank)
             )
             outer.weight.uniform_(-bound, bound, generator=generator)
 

@@ -89,11 +89,11 @@ def test_the_first_loss_is_that_of_guessing():
     assert loss.item() == pytest.approx(5 * math.log(S))
 
 
+@pytest.mark.parametrize("rank", [None, 32])
 @pytest.mark.parametrize("nonlinearity", Nonlinearity)
-def test_signals_and_gradients_neither_vanish_nor_explode_through_seven_layers(nonlinearity):
-    width = 256
-    settings = dataclasses.replace(SETTINGS, layers=7, width=width, nonlinearity=nonlinearity)
-    model = make(settings=settings)
+def test_signals_and_gradients_neither_vanish_nor_explode_through_seven_layers(nonlinearity, rank):
+    settings = dataclasses.replace(SETTINGS, layers=7, width=256, rank=rank)
+    model = make(settings=dataclasses.replace(settings, nonlinearity=nonlinearity))
     hidden = noise(300, WINDOW * F)
     sizes, hiddens = [], []
     for layer in model.layers[:-1]:
