@@ -114,7 +114,7 @@ class Recogniser:
         self._lang, self._lexicon = opened.lang, opened.lexicon
         self._odd = odd_among(opened.lang.lexicon.prons, of_file=opened.lexicon is None)
         self._feats = Heard(opened.feats, opened.frames.weighing(PRIOR_FRAMES))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # transcribing prepares
         self._logmel = LogMel(opened.feats)
         self._scorer = load_scorer(opened.model, self._feats, opened.lang)
         self._states = known_states(self._scorer)
@@ -155,18 +155,19 @@ class Recogniser:
             ValueError: if the graph leads beyond its nodes, the states of the model or the words,
                 or in a circle.
         """
-        if self._searched is None:
-            fst, heights = self._mapped
-            check_const(fst, self._scorer.num_states, len(self._lang.lexicon.words))
-            graph = view_ordered(fst, heights)
-            lattices = None
-            if self._confidences:
-                lattices = Lattices(graph, self._scorer.num_states)
-                compile_confidences()
-            alone = lattices is None or self._scorer.adapt is not None
-            self._searched = Graph(to_fst(fst) if alone else None), lattices
-            del self._mapped
-        return self._searched
+        with self._lock:
+            if self._searched is None:
+                fst, heights = self._mapped
+                check_const(fst, self._scorer.num_states, len(self._lang.lexicon.words))
+                graph = view_ordered(fst, heights)
+                lattices = None
+                if self._confidences:
+                    lattices = Lattices(graph, self._scorer.num_states)
+                    compile_confidences()
+                alone = lattices is None or self._scorer.adapt is not None
+                self._searched = Graph(to_fst(fst) if alone else None), lattices
+                del self._mapped
+            return self._searched
 
     @property
     def sample_rate(self) -> int:

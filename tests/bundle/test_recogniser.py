@@ -100,6 +100,22 @@ def test_threads_wait_for_each_other(recogniser, speech, monkeypatch):
     assert (found, heard) == ([TEXT, "TWO SIX"], [1, 1])
 
 
+def test_threads_prepare_the_search_once(monkeypatch):
+    prepared, check = [], module.check_const
+
+    def slowly(*given):
+        prepared.append(given)
+        time.sleep(0.1)
+        check(*given)
+
+    monkeypatch.setattr(module, "check_const", slowly)
+    fresh = module.Recogniser.load("digits", confidences=False)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: fresh.prepare(), range(2))
+    assert first is second
+    assert len(prepared) == 1
+
+
 def test_integers_are_samples_too(recogniser, speech):
     pcm = np.round(speech.samples_T * 32767).astype(np.int16)
     assert recogniser.transcribe(pcm).text == TEXT
