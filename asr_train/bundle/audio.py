@@ -34,7 +34,8 @@ def samples_of(
     """Read a recording.
 
     Args:
-        source: a path, an open file, or samples [N] or [N, channels] in [-1, 1] (or integers).
+        source: a path, an open file (read from its beginning, if it can seek), or samples [N] or
+            [N, channels] in [-1, 1] (or integers).
         rate: Hz, of the result.
         given_rate: Hz, of samples, a whole number; None: `rate`.
         channel: from 0; None: the mean of all.
@@ -133,7 +134,10 @@ def _scaled(wave: np.ndarray) -> np.ndarray:
 def _seekable(source: Path | str | BinaryIO) -> bytes | BinaryIO:
     """Return what libsndfile can read: a path, which need not be UTF-8, or a file with a size."""
     if not isinstance(source, (str, Path)):
-        return source if source.seekable() else io.BytesIO(source.read())
+        if not source.seekable():
+            return io.BytesIO(source.read())
+        source.seek(0)  # it was just written, or has been read before
+        return source
     if not Path(source).is_file():
         return io.BytesIO(Path(source).read_bytes())
     open(source, "rb").close()  # libsndfile does not say why it cannot open a file

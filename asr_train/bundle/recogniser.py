@@ -187,7 +187,8 @@ class Recogniser:
         A recording of more than a minute is split at pauses into pieces; an hour takes 1.6 GB.
 
         Args:
-            audio: path, open file, or samples [N] or [N, channels]: floats in [-1, 1] or integers.
+            audio: path, open file (read from its beginning, if it can seek), or samples [N] or
+                [N, channels]: floats in [-1, 1] or integers.
             rate: Hz, of samples; None: they are taken to have `sample_rate`.
             channel: from 0; None: the mean of all.
         Raises:

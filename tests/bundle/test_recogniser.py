@@ -199,6 +199,14 @@ def test_files_are_read_to_their_end_from_pipes_and_by_any_name(tmp_path):
     assert np.abs(samples_of(tmp_path / "a.flac", RATE)[0] - noise).max() < 1e-4
 
 
+def test_an_open_file_is_read_from_its_beginning_whenever_it_is_used(tmp_path):
+    noise = np.random.default_rng(0).normal(0, 0.1, RATE).astype(np.float32)
+    with open(tmp_path / "a.flac", "w+b") as file:
+        soundfile.write(file, noise, RATE, format="FLAC")
+        for _ in range(2):
+            assert np.abs(samples_of(file, RATE)[0] - noise).max() < 1e-4
+
+
 @pytest.mark.parametrize(
     "rates", [(50, 16_000), (8000, 16_000), (44_100, 16_000), (48_000, 16_000)]
 )
