@@ -217,6 +217,16 @@ def found_bundle(name: Path | str) -> Path:
     )
 
 
+def bundle_files(name: Path | str) -> list[str]:
+    """Return the path of a bundle and, of a folder, those of its parts: no output may replace them.
+
+    Raises:
+        FileNotFoundError: if there is no such bundle.
+    """
+    path = found_bundle(name)
+    return [str(path), *(str(path / part) for part in sorted(_names_in(path)))]
+
+
 @contextmanager
 def open_bundle(name: Path | str) -> Iterator[Bundle]:
     """Open a bundle, after comparing every part with the manifest.

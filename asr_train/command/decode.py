@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from asr_train.bundle.audio import LEAST_SECONDS, missing_seconds
     from asr_train.bundle.recogniser import Recogniser
-    from asr_train.bundle.store import found_bundle
+    from asr_train.bundle.store import bundle_files
     from asr_train.files import replacing
     from asr_train.interop.beside import SUFFIXES
     from asr_train.jobs import parallel_map
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         os.environ["JOBS"] = str(options.jobs)
     to_file = options.output != "-"
     if to_file:
-        keep_inputs(options.output, str(found_bundle(options.bundle)), *options.files)
+        keep_inputs(options.output, *bundle_files(options.bundle), *options.files)
     if to_file and Path(options.output).suffix.lower() in SUFFIXES:
         raise ValueError(
             f"the output {options.output} has the name of a recording, which it would replace; "

@@ -9,7 +9,7 @@ example:
 
 import argparse
 
-from asr_train.bundle.store import found_bundle, open_bundle
+from asr_train.bundle.store import bundle_files, open_bundle
 from asr_train.checks import keep_inputs
 from asr_train.decode.onnx import export_onnx
 
@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    keep_inputs(options.output, str(found_bundle(options.bundle)))
+    keep_inputs(options.output, *bundle_files(options.bundle))
     with open_bundle(options.bundle) as opened:
         about = export_onnx(opened.model, options.output)
     print(", ".join(f"{key} {value}" for key, value in about.items()) + f": {options.output}")

@@ -249,6 +249,18 @@ def test_an_output_does_not_replace_a_recording(corpus, tmp_path, capsys):
     assert f" {tmp_path}/all: is a directory; name a file in" in capsys.readouterr().err
 
 
+def test_an_output_does_not_replace_a_part_of_a_bundle(corpus, tmp_path, capsys):
+    folder, good = tmp_path / "folder", next(corpus.rglob("ben.flac"))
+    shutil.unpack_archive(SHIPPED / "digits.tar", folder, filter="data")
+    (tmp_path / "link").symlink_to(folder)
+    for part in ("lang.json", "bundle.json", "model.pt"):
+        before = (folder / part).read_bytes()
+        for call in (["decode", folder, good, "-o"], ["export", folder]):
+            assert run(*call, tmp_path / "link" / part) == 1
+            assert f"{part} would replace an input; name another" in capsys.readouterr().err
+        assert (folder / part).read_bytes() == before
+
+
 def test_names_need_not_be_utf_8(corpus, tmp_path, capsys):
     path = tmp_path / os.fsdecode(b"a\xe9.flac")
     path.write_bytes(next(corpus.rglob("ben.flac")).read_bytes())
