@@ -4,7 +4,9 @@ optim.auto_minibatch  every so many epochs, several sizes are tried on the first
                       next, from the same state; all is put back after each try; the largest that
                       does not hurt training frame accuracy is kept
 optim.auto_rate       every so many epochs, DEV's frame accuracy is measured: the rate is halved if
-                      it grew too slowly; if it fell, the model is reverted, too
+                      it grew too slowly; if it fell, the model is reverted, too. A check that is
+                      due where training ends decides which model is kept; what is trained after the
+                      last check is not checked
 Both decide by numbers of all workers, so that all processes decide alike, and work with every
 exchange method. A decision is a row of the log. A run that is killed in a trial repeats it.
 """
@@ -110,16 +112,17 @@ class Controllers:
 
     # --- rate -----------------------------------------------------------------------------------
 
-    def rate_is_due(self, feed: Feed) -> bool:
+    def rate_is_due(self, feed: Feed | None) -> bool:
+        """Return whether to check held-out accuracy; None: after the last epoch."""
         auto = self.state.optim.auto_rate
         return auto is not None and self._checks(auto, feed) > self.state.control.checks
 
-    def _checks(self, auto: AutoRateSettings, feed: Feed) -> int:
+    def _checks(self, auto: AutoRateSettings, feed: Feed | None) -> int:
         progress = self.state.progress
-        done = progress.epoch + feed.share(progress.epoch_step)
+        done = progress.epoch + (0.0 if feed is None else feed.share(progress.epoch_step))
         return math.floor((done + CLOSE) / auto.every)
 
-    def set_rate(self, feed: Feed) -> None:
+    def set_rate(self, feed: Feed | None) -> None:
         """Measure held-out accuracy, and act on it."""
         auto, state = self.state.optim.auto_rate, self.state
         assert auto is not None
@@ -152,7 +155,8 @@ class Controllers:
 
     def _report(self, decision: str, line: str, **numbers: Any) -> None:
         progress = self.state.progress
-        about = {"step": progress.step, "epoch": progress.epoch + 1, "decision": decision}
+        epoch = min(progress.epoch + 1, self.state.optim.epochs)
+        about = {"step": progress.step, "epoch": epoch, "decision": decision}
         self.log(about | numbers)
         self.tell(f"step {progress.step}: {line}")
 

@@ -300,7 +300,15 @@ def train(
                 keep(folder / "epochs" / str(progress.epoch))
             save_checkpoint()
 
+        # In no checkpoint: where epochs are added, the next one begins with the same check
+        is_due = diverged is None and control.rate_is_due(None)
+        if is_due:
+            control.set_rate(None)
         bucket.point_at(method.exported())
+        if is_due:
+            progress.dev_loss, progress.dev_accuracy = evaluate(
+                model, dev_shards, exchange, objective
+            )
         if diverged is not None:
             tell(f"{diverged}; the run is finished with its weights of step {progress.step}")
             feed = control.feed()

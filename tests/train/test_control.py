@@ -180,7 +180,7 @@ def test_phases_must_end_where_choices_begin():
 def test_every_method_decides_and_learns(unbroken, name):
     folder = unbroken(name)
     assert len(decisions(folder, "minibatch")) == 4  # at 0.4, 0.8, 1.2 and 1.6 epochs
-    assert len(decisions(folder, "rate")) == 3
+    assert len(decisions(folder, "rate")) == 4  # the last one where training ends
     for row in decisions(folder, "minibatch"):
         accuracies = dict(map(tuple, row["tried"]))
         before = row["minibatch_frames_before"]
@@ -287,6 +287,7 @@ def test_processes_decide_as_virtual_workers_do(unbroken, splits, tmp_path, name
         ("bmuf", Controllers, "_tried", 2, True),
         ("bmuf", Controllers, "_tried", 4, False),
         ("gtc", control, "evaluate", 2, True),
+        ("gtc", control, "evaluate", 4, True),  # after the last checkpoint
         ("gtc_async", Controllers, "_tried", 5, True),
         ("onebit", OneBitSgd, "reduce", 30, True),
         ("bmuf_gtc", Controllers, "_tried", 2, True),
@@ -372,8 +373,8 @@ def test_held_out_accuracy_is_checked_every_so_many_frames(splits, tmp_path, mon
 
 @pytest.mark.parametrize("name", ["gtc", "gtc_async"])
 def test_a_fall_reverts_the_model_and_halves_the_rate(splits, tmp_path, monkeypatch, name):
-    """DEV's accuracy is told here: at the second check it fell, at the third it grew slowly."""
-    told, weights = iter([0.5, 0.4, 0.52]), []
+    """DEV's accuracy is told here: it fell at the second check and the last, else grew slowly."""
+    told, weights = iter([0.5, 0.4, 0.52, 0.51]), []
     monkeypatch.setattr(control, "evaluate", lambda *_: (1.0, next(told)))
     original = Controllers.set_rate
 
@@ -386,16 +387,46 @@ def test_a_fall_reverts_the_model_and_halves_the_rate(splits, tmp_path, monkeypa
     trained(tmp_path / "run", splits, name, min_rate=0.006)
     assert all(row["sent_bits"] > 0 for row in rows(tmp_path / "run") if "sent_bits" in row)
     found = decisions(tmp_path / "run", "rate")
-    assert [row["action"] for row in found] == ["keep", "revert", "halve"]
-    assert [row["new_rate"] for row in found] == [0.02, 0.01, 0.006]  # not below min_rate
-    assert [row["held_out_accuracy_before"] for row in found] == [None, 0.5, 0.5]
-    (first, kept), (fallen, reverted), (slow, stays) = weights
+    assert [row["action"] for row in found] == ["keep", "revert", "halve", "revert"]
+    assert [row["new_rate"] for row in found] == [0.02, 0.01, 0.006, 0.006]  # not below min_rate
+    assert [row["held_out_accuracy_before"] for row in found] == [None, 0.5, 0.5, 0.52]
+    assert [row["epoch"] for row in found] == [1, 2, 2, 2]
+    (first, kept), (fallen, reverted), (slow, stays), (last, kept_again) = weights
     assert torch.equal(first, kept)
     assert not torch.equal(fallen, reverted)
     assert torch.equal(reverted, kept)
     assert torch.equal(slow, stays)
+    assert not torch.equal(last, kept_again)
+    assert torch.equal(kept_again, stays)
     ends = [row["rate"] for row in rows(tmp_path / "run") if "dev_loss" in row]
     assert ends == [0.02, 0.006]  # ends of epochs halve nothing
+
+
+@pytest.mark.parametrize("name", COMM)
+def test_a_model_that_fell_at_the_end_is_not_kept_and_more_epochs_end_as_ever(
+    splits, tmp_path, monkeypatch, name
+):
+    """Also if it is asked for again, as after a kill between its last checkpoint and its model."""
+    measured, original = [], control.evaluate
+
+    def run(folder, told, **optim):
+        accuracies = iter(told)
+
+        def evaluate(*given):
+            measured.append(original(*given))
+            return measured[-1][0], next(accuracies)
+
+        monkeypatch.setattr(control, "evaluate", evaluate)
+        trained(tmp_path / folder, splits, name, **optim)
+        assert next(accuracies, None) is None
+        return outcome(tmp_path / folder)
+
+    whole = run("whole", [0.5, 0.4, 0.52, 0.51])
+    assert run("whole", [0.51]) == whole
+    measured.clear()
+    _, about, _ = run("short", [0.5, 0.4], epochs=1)
+    assert (about["dev"]["loss"], about["dev"]["accuracy"]) == measured[0] != measured[1]
+    assert run("short", [0.4, 0.52, 0.51]) == whole
 
 
 def test_a_simulated_clock_does_not_run_back_when_a_model_is_reverted():
