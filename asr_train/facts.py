@@ -49,12 +49,10 @@ class Facts:
 
     Attributes:
         needs: groups of `comm`'s settings that must be set.
-        blocks: the group among them whose `block_steps` sets how often models are combined.
     """
 
     traffic: Traffic
     needs: tuple[str, ...] = ()
-    blocks: str | None = None
 
 
 class Method(Enum):
@@ -73,10 +71,7 @@ class Method(Enum):
     # All gradients, dense, every step
     allreduce = "allreduce", Facts(Traffic.allreduce, ("allreduce",))
     # Each worker on its own; weights are averaged after every block
-    model_averaging = (
-        "model_averaging",
-        Facts(Traffic.bmuf, ("model_averaging",), "model_averaging"),
-    )
+    model_averaging = "model_averaging", Facts(Traffic.bmuf, ("model_averaging",))
     # Gradient threshold compression (Strom, 2015)
     gtc = "gtc", Facts(Traffic.gtc, ("gtc",))
     # The same, but workers do not wait for each other
@@ -84,6 +79,6 @@ class Method(Enum):
     # 1-bit SGD: one bit per element, summed by the owners of columns (Seide et al., 2014)
     onebit = "onebit", Facts(Traffic.onebit, ("onebit",))
     # Model averaging with block momentum (Chen and Huo, 2016)
-    bmuf = "bmuf", Facts(Traffic.bmuf, ("bmuf",), "bmuf")
+    bmuf = "bmuf", Facts(Traffic.bmuf, ("bmuf",))
     # gtc within groups, bmuf across them (Ladkat et al., 2019)
-    bmuf_gtc = "bmuf_gtc", Facts(Traffic.bmuf_gtc, ("gtc", "bmuf", "group_size"), "bmuf")
+    bmuf_gtc = "bmuf_gtc", Facts(Traffic.bmuf_gtc, ("gtc", "bmuf", "group_size"))

@@ -46,20 +46,10 @@ class _Shape:
         first = math.ceil(optim.phases[-1].until) if optim.phases else 0
         return rate_in(optim, first) * optim.scaling.factor(self.added_up)
 
-    @property
-    def threshold(self) -> float | None:
-        gtc, needs = self.run.comm.gtc, self.run.comm.method.facts.needs
-        return gtc.threshold if gtc is not None and "gtc" in needs else None
-
-    @property
-    def block_steps(self) -> int | None:
-        blocks = self.run.comm.method.facts.blocks
-        return None if blocks is None else getattr(self.run.comm, blocks).block_steps
-
 
 def _shape(run: RunSettings, epoch_frames: float) -> _Shape:
     facts, workers = run.comm.method.facts, run.comm.workers or 1
-    added_up = workers if facts.blocks is None else 1
+    added_up = 1 if facts.traffic.has_blocks else workers
     if facts.traffic.in_groups:
         added_up = run.comm.group_of(workers)
     return _Shape(run, epoch_frames, workers, added_up)
@@ -115,17 +105,17 @@ def _averaged(shape: _Shape) -> float | None:
 
 
 def _blocks(shape: _Shape) -> float | None:
-    steps = shape.block_steps
+    steps = shape.run.comm.block_steps
     return None if steps is None else shape.epoch_frames / shape.step_frames / steps
 
 
 def _per_frame(shape: _Shape) -> float | None:
-    tau = shape.threshold
+    tau = shape.run.comm.threshold
     return None if tau is None else tau / shape.minibatch_frames
 
 
 def _cap(shape: _Shape) -> float | None:
-    tau = shape.threshold
+    tau = shape.run.comm.threshold
     return None if tau is None else shape.rate * tau * shape.added_up
 
 

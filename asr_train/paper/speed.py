@@ -97,20 +97,16 @@ def method_of(comm: CommSettings, workers: int, case: Case, is_printed: bool) ->
     GTC of a printed row is the paper's: Strom's workers do not wait for each other, even if ours
     did. In a row of our own they wait if ours did.
     """
-    facts = comm.method.facts
-    traffic = facts.traffic
+    traffic = comm.method.facts.traffic
     all_ahead = all(row.method.traffic.is_asynchronous for row in case.rows)
     if traffic is Traffic.gtc and is_printed and all_ahead:
         traffic = Traffic.gtc_async
-    block_steps = (
-        {"block_steps": getattr(comm, facts.blocks).block_steps} if facts.blocks is not None else {}
-    )
     return plan.Scheme(
         traffic=traffic,
         way=Way.direct if traffic.is_sparse else Way.ring,
         lag=comm.halves(workers) - 1,
+        block_steps=comm.block_steps or 1,
         group_size=comm.group_of(workers) if traffic.in_groups else 1,
-        **block_steps,
     )
 
 
@@ -135,7 +131,7 @@ def density(run: Trained) -> float | None:
 
     The log of bmuf_gtc also counts a block's weights: all of them, for one worker per group.
     """
-    found, comm = measured(run), build(CommSettings, run.about["settings"]["comm"], "comm")
+    found, comm = measured(run), run.comm
     density: float | None = found["density"]
     if density is None or not comm.method.facts.traffic.in_groups:
         return density

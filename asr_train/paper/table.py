@@ -20,7 +20,7 @@ from asr_train.paper.rows import ClaimSettings, Row, Run, Table
 from asr_train.paper.speed import case_of, density, simulated
 from asr_train.report.exchange import RECEIVED, Trained, measured
 from asr_train.report.tables import Score, held_out, wer_reduction
-from asr_train.schema import HUMAN, CommSettings, Halving, ScoreSettings, build
+from asr_train.schema import HUMAN, Halving, ScoreSettings
 
 SENT = (  # numbers of `measured`
     *("message_bytes_a_minibatch", "compression_ratio", "elements_a_minibatch"),
@@ -180,8 +180,7 @@ def _hours(row: _Row, base: _Row, table: Table) -> float | None:
     for run in row.runs:
         optim = run.about["settings"]["optim"]
         cold = max((phase["until"] for phase in optim["phases"]), default=0.0) / optim["epochs"]
-        workers = run.about["workers"]
-        halves = build(CommSettings, run.about["settings"]["comm"], "comm").halves(workers)
+        halves = run.comm.halves(run.about["workers"])
         found.append(training_hours(run.log, frames, cold, halves, parallel, settings))
     return _mean(found)
 
@@ -335,12 +334,11 @@ def ours_of(
 
 def _method_numbers(run: Trained) -> dict[str, float | None]:
     """Return the numbers that the papers' tables vary."""
-    comm = build(CommSettings, run.about["settings"]["comm"], "comm")
-    facts = comm.method.facts
-    in_groups = facts.traffic.in_groups
+    comm = run.comm
+    in_groups = comm.method.facts.traffic.in_groups
     return {
-        "threshold": comm.gtc.threshold if "gtc" in facts.needs and comm.gtc else None,
-        "block_steps": getattr(comm, facts.blocks).block_steps if facts.blocks else None,
+        "threshold": comm.threshold,
+        "block_steps": comm.block_steps,
         "group_size": comm.group_of(run.about["workers"]) if in_groups else None,
         "halves": comm.halves(run.about["workers"]),  # of a minibatch, each a step
     }

@@ -46,6 +46,11 @@ class Trained:
     log: Sequence[Row]
     scores: Sequence[tables.Score]
 
+    @property
+    def comm(self) -> CommSettings:
+        """The settings of its exchange."""
+        return build(CommSettings, self.about["settings"]["comm"], "comm")
+
 
 def read_trained(folder: Path, scores: Iterable[Path]) -> Trained:
     """Read the results of a run from its folder and these score files."""
@@ -110,7 +115,7 @@ def measured(run: Trained) -> Row:
     dev = [row for row in run.log if "dev_accuracy" in row]
     found: Row = {
         "run": run.run,
-        "method": method_words(run.about["settings"]["comm"], run.about["workers"]),
+        "method": method_words(run.comm, run.about["workers"]),
         "workers": run.about["workers"],
         "processes": run.about["processes"],
         "steps": total,
@@ -154,7 +159,7 @@ def _sending(run: Trained, rows: Sequence[Row]) -> list[float]:
     """Return the share of workers whose messages a row's means are of; of others than sparse
     messages, which are always sent: all.
     """
-    traffic = build(CommSettings, run.about["settings"]["comm"], "comm").method.facts.traffic
+    traffic = run.comm.method.facts.traffic
     if not traffic.is_sparse or traffic.in_groups:
         return [1.0] * len(rows)
     phases = run.about["settings"].get("optim", {}).get("phases", [])
@@ -198,24 +203,22 @@ def _shares(sums: Callable[[str], float], seconds: float) -> dict[str, float]:
     return {part: spent[part] / seconds for part in PARTS}
 
 
-def method_words(settings: Row, workers: int) -> str:
+def method_words(comm: CommSettings, workers: int) -> str:
     """Describe a method with the numbers that determine what it sends: `gtc tau 4 rice`."""
-    comm = build(CommSettings, settings)
-    facts, words = comm.method.facts, [comm.method.value]
-    if "allreduce" in facts.needs and comm.allreduce is not None:
-        words.append(comm.allreduce.wire.value)
-    if facts.traffic.in_groups:
+    words = [comm.method.value]
+    if (allreduce := comm.used("allreduce")) is not None:
+        words.append(allreduce.wire.value)
+    if comm.method.facts.traffic.in_groups:
         size = comm.group_of(workers)
         words.append(f"{workers // size} x {size}")
-    if "gtc" in facts.needs and comm.gtc is not None:
-        adaptive = comm.gtc.adaptive
-        tau = f"tau {comm.gtc.threshold:g}"
-        words += [f"density {adaptive.density:g}" if adaptive else tau, comm.gtc.codec.value]
-    if "onebit" in facts.needs and comm.onebit is not None:
-        words += ["double buffering"] * comm.onebit.double_buffering
-        words += ["no error feedback"] * (not comm.onebit.error_feedback)
-    if facts.blocks is not None:
-        words.append(f"block {getattr(comm, facts.blocks).block_steps}")
+    if (gtc := comm.used("gtc")) is not None:
+        tau = f"tau {gtc.threshold:g}"
+        words += [f"density {gtc.adaptive.density:g}" if gtc.adaptive else tau, gtc.codec.value]
+    if (onebit := comm.used("onebit")) is not None:
+        words += ["double buffering"] * onebit.double_buffering
+        words += ["no error feedback"] * (not onebit.error_feedback)
+    if comm.block_steps is not None:
+        words.append(f"block {comm.block_steps}")
     return " ".join(words)
 
 

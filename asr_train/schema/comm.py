@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from asr_train.facts import Method
 from asr_train.schema.fields import LEFT_OUT, SettingsError, at, positive, within
@@ -220,9 +221,26 @@ class CommSettings:
                 f"{self.method.value} have no fixed length; set it to exact"
             )
 
+    def used(self, group: str) -> Any:
+        """Return a group's settings; None if the method does not need them."""
+        return getattr(self, group) if group in self.method.facts.needs else None
+
+    @property
+    def threshold(self) -> float | None:
+        """GTC's, if the method sends its messages."""
+        gtc: GtcSettings | None = self.used("gtc")
+        return None if gtc is None else gtc.threshold
+
+    @property
+    def block_steps(self) -> int | None:
+        """Steps after which models are combined; None if they never are."""
+        blocks: ModelAveragingSettings | BmufSettings | None
+        blocks = self.used("model_averaging") or self.used("bmuf")
+        return None if blocks is None else blocks.block_steps
+
     def halves(self, workers: int) -> int:
         """Return into how many steps a minibatch is cut: 2 with double buffering, else 1."""
-        own = self.onebit if "onebit" in self.method.facts.needs else None
+        own: OneBitSettings | None = self.used("onebit")
         return 2 if own is not None and own.double_buffering and workers > 1 else 1
 
     def group_of(self, workers: int) -> int:

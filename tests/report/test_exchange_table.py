@@ -8,7 +8,7 @@ from fake_work import SETTINGS, make_work, score_one, script
 from asr_train.files import DamagedFileError, read_json, write_json, write_jsonl
 from asr_train.report import exchange, page, pictures, tables
 from asr_train.report.exchange import Trained
-from asr_train.schema import ScoreSettings, build
+from asr_train.schema import CommSettings, ScoreSettings, build
 
 ABOUT = {"date": "2025-01-01", "commit": "abc1234", "settings": "0f", "machine": "a CPU, 2 cores"}
 P = 1000  # parameters
@@ -171,7 +171,7 @@ def test_a_log_without_steps_is_refused_by_name():
     ],
 )
 def test_a_method_is_named_with_what_decides_its_messages(comm, workers, words):
-    assert exchange.method_words(comm, workers) == words
+    assert exchange.method_words(build(CommSettings, comm), workers) == words
 
 
 # --- a work folder ------------------------------------------------------------------------------
