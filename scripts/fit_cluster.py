@@ -13,7 +13,6 @@ from typing import Any
 
 from asr_train.cost import calibrate
 from asr_train.cost.cluster import read_cluster
-from asr_train.cost.papers import read_paper
 from asr_train.files import hash_of, write_json, write_text
 from asr_train.jobs import main
 from asr_train.paper import estimates
@@ -34,11 +33,9 @@ UNITS = {
 def run(name: str, folder: str) -> None:
     if name not in CLUSTERS:
         raise ValueError(f"{name!r} is not a paper with speeds; known: {', '.join(CLUSTERS)}")
-    strom = read_paper("strom2015")
-    case, late = calibrate.strom_2015(strom), None
+    case, late = calibrate.strom_2015(), None
     if name == "ladkat2019":
-        paper = read_paper(name)
-        case, late = calibrate.ladkat_2019(paper, strom), calibrate.ladkat_2019(paper, strom, lag=1)
+        case, late = calibrate.ladkat_2019(), calibrate.ladkat_2019(lag=1)
     cluster = read_cluster(CLUSTERS[name])
     began = time.perf_counter()
     fits = [calibrate.fit(case, cluster, rows) for rows in (case.fit_on, *case.others)]
@@ -48,7 +45,7 @@ def run(name: str, folder: str) -> None:
     more: dict[str, Any] = {
         "fits": [fit_of(case, found) for found in fits],
         "one_constant": fit_of(case, null),
-        "contradictions": calibrate.strom_contradictions(strom) if name == "strom2015" else {},
+        "contradictions": calibrate.strom_contradictions() if name == "strom2015" else {},
         "aim": AIM,
         "cluster": CLUSTERS[name],
         "published_hardware_alone": fit_of(case, bare),

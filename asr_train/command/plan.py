@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.cost.advice import NEAR, ORDER, Plan, PlanRequest, crossovers, fastest_with, plan
-from asr_train.cost.calibrate import size_at
+from asr_train.cost.calibrate import strom_2015
 from asr_train.cost.cluster import ClusterSettings, read_cluster
 from asr_train.cost.papers import read_paper
 from asr_train.cost.plan import logged_parameters
@@ -183,10 +183,9 @@ def kinds(names: str) -> tuple[Traffic, ...]:
 
 def density_at(tau: float) -> float:
     """Return the share of elements that strom2015 sent at that tau, with 32 bits each."""
-    paper = read_paper("strom2015")
-    sizes = [(row[0], row[2]) for row in paper["table_3_threshold"]["rows"]]
-    density: float = 1e3 * size_at(sizes, tau) / (4e6 * paper["model"]["parameters_millions"])
-    return density
+    density = strom_2015().density
+    assert density is not None
+    return density(tau)
 
 
 def parameters(given: Mapping[str, str]) -> float:

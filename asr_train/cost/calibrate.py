@@ -1,7 +1,7 @@
 """The papers' published speeds: conf/papers -> **rows** with what to simulate; and the fit.
 
 A few constants that the papers do not print are fitted on the rows named here; all other rows are
-predicted. Knows nothing of files and plots.
+predicted. Knows nothing of plots.
 """
 
 import math
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from asr_train.cost.cluster import ClusterSettings
+from asr_train.cost.papers import read_paper
 from asr_train.cost.plan import MessageSize, Scheme, Way, Work, simulate
 from asr_train.facts import Traffic
 
@@ -85,8 +86,9 @@ def mean_absolute(errors: Mapping[str, float]) -> float:
 # --- the papers' rows ---------------------------------------------------------------------------
 
 
-def strom_2015(paper: Mapping[str, Any]) -> Case:
+def strom_2015() -> Case:
     """Return tables 2, 3 and 4 of Strom (2015): asynchronous, one K520 per node."""
+    paper = read_paper("strom2015")
     alone = float(paper["baseline"]["frames_per_second"])
     million = float(paper["model"]["parameters_millions"])
     kilobytes = {float(row[0]): float(row[2]) for row in paper["table_3_threshold"]["rows"]}
@@ -123,7 +125,7 @@ def strom_2015(paper: Mapping[str, Any]) -> Case:
         for name, millions, fps, ratio, *_ in paper["table_4_model_size"]["rows"]
         if millions != million  # table 2's row of 40 nodes
     ]
-    doubts = strom_contradictions(paper)
+    doubts = strom_contradictions()
     rows = [replace(made, doubt=doubts.get(made.label)) for made in rows]
     return Case(
         name="strom2015",
@@ -140,12 +142,13 @@ def strom_2015(paper: Mapping[str, Any]) -> Case:
     )
 
 
-def strom_contradictions(paper: Mapping[str, Any]) -> dict[str, str]:
+def strom_contradictions() -> dict[str, str]:
     """Return rows of Strom (2015) whose minutes contradict their frames per second, and how.
 
     Epochs 2 to 10 are 9 times the training frames. Also rows that are not simulated, as they repeat
     table 2's 40 nodes.
     """
+    paper = read_paper("strom2015")
     frames = 9 * float(paper["task"]["training_frames"])
     columns = {
         "table 2, {:g} nodes": ("table_2_nodes", 0, 1, 2),
@@ -164,13 +167,15 @@ def strom_contradictions(paper: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def ladkat_2019(paper: Mapping[str, Any], strom: Mapping[str, Any], lag: int = 0) -> Case:
+def ladkat_2019(lag: int = 0) -> Case:
     """Return tables 1 and 2 of Ladkat et al. (2019): 8 V100 per node, frames of 30 ms.
 
+    Table 3 of Strom (2015) relates a message's size to tau.
+
     Args:
-        strom: Strom (2015), whose table 3 relates a message's size to tau.
         lag: steps by which messages may be late; the paper calls GTC synchronous.
     """
+    paper, strom = read_paper("ladkat2019"), read_paper("strom2015")
     features = paper["task"]["features"]
     shift = 1e-3 * features["shift_ms"] * features["subsample"]
     minutes = paper["baseline"]["epoch_minutes_1_gpu"]
@@ -262,8 +267,9 @@ class SubBatch:
 SUB_BATCH_FIT = (256, 8192)  # frames; the rows of table 1 that T_sub is fitted on
 
 
-def sub_batch(paper: Mapping[str, Any]) -> SubBatch:
+def sub_batch() -> SubBatch:
     """Return T_sub(n), fitted on SUB_BATCH_FIT of the 1-bit paper's table 1."""
+    paper = read_paper("seide2014_1bit")
     seconds = {row[0]: 1e-3 * row[1] for row in paper["table_1_subbatch"]["rows"]}
     low, high = SUB_BATCH_FIT
     each = (seconds[high] - seconds[low]) / (high - low)
@@ -271,25 +277,25 @@ def sub_batch(paper: Mapping[str, Any]) -> SubBatch:
     return SubBatch(fixed, seconds[low] - low * each - fixed, each)
 
 
-def seide_2014(paper: Mapping[str, Any], activations: float, server: bool = False) -> Case:
+def seide_2014(server: bool = False) -> Case:
     """Return tables 4 and 5 of Seide et al. (2014, 1-bit), speeds in thousands of frames/s.
 
     Two constants are fitted on the rows with 2k and 92k frames of table 4 without double buffering;
-    T_sub is table 1's.
+    T_sub is table 1's. Activations between layers are printed in the ICASSP paper.
 
     Args:
-        activations: per frame that cross between layers, printed in the ICASSP paper.
         server: table 5 on one server of 8 GPUs; else table 4, and table 5 on servers of 2 GPUs.
             Where table 4 was measured is not printed; it is taken as the latter.
     """
-    sub = sub_batch(paper)
+    paper, icassp = map(read_paper, ("seide2014_1bit", "seide2014_parallelizability"))
+    sub = sub_batch()
     work = Work(
         parameters=1e6 * paper["model"]["parameters_millions"],
         frames=1,
         frame_seconds=sub.frame_seconds,
         fixed_seconds=sub.fixed_seconds,
         start_seconds=sub.start_seconds,
-        activations=activations,
+        activations=icassp["model"]["activations_passed_per_frame"],
     )
 
     def row(label: str, data: int, model: int, frames: float, kfps: float, double: bool) -> Row:

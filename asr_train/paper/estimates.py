@@ -11,19 +11,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from asr_train.cost import optimum
-from asr_train.cost.calibrate import (
-    SUB_BATCH_FIT,
-    Case,
-    Row,
-    fit,
-    mean_absolute,
-    null_model,
-    predicted,
-    seide_2014,
-    sub_batch,
-)
-from asr_train.cost.cluster import ClusterSettings, read_cluster
+from asr_train.cost import calibrate, optimum
+from asr_train.cost.cluster import read_cluster
 from asr_train.cost.papers import read_paper
 from asr_train.cost.plan import Scheme, Work
 from asr_train.facts import Traffic
@@ -84,8 +73,8 @@ class Estimates:
         known = [cell for cell in self.cells if cell.used == "predicted"]
         return {
             "predicted": len(known),
-            "mean_absolute_error": mean_absolute({c.label: c.error for c in known}),
-            "one_constant": mean_absolute({c.label: c.null_error for c in known}),
+            "mean_absolute_error": calibrate.mean_absolute({c.label: c.error for c in known}),
+            "one_constant": calibrate.mean_absolute({c.label: c.null_error for c in known}),
         }
 
 
@@ -158,8 +147,8 @@ def icassp_table_1() -> Estimates:
     paper = read_paper(ICASSP)
     case = striped_case(paper)
     cluster = read_cluster("k20x_server")
-    found = fit(case, cluster, case.fit_on)
-    null = null_model(case)
+    found = calibrate.fit(case, cluster, case.fit_on)
+    null = calibrate.null_model(case)
     printed_lambda = paper["hardware"]["lambda_conn_3_gpus"]
     constant = found.constants["lambda_conn"]
     assert cluster.inside is not None
@@ -192,7 +181,7 @@ def icassp_table_1() -> Estimates:
     )
 
 
-def striped_case(paper: Printed) -> Case:
+def striped_case(paper: Printed) -> calibrate.Case:
     """Return the ICASSP paper's table 1: a minibatch of 1,024 frames on 2 and 3 GPUs."""
     frames = 1024
     activations = paper["model"]["activations_passed_per_frame"]
@@ -209,7 +198,7 @@ def striped_case(paper: Printed) -> Case:
         for gpus, speed in zip((2, 3), others, strict=False):
             if speed is not None:
                 rows.append(
-                    Row(
+                    calibrate.Row(
                         label=f"{name}, {gpus} GPUs",
                         work=work,
                         method=Scheme(traffic=Traffic.none, stripes=gpus),
@@ -218,7 +207,7 @@ def striped_case(paper: Printed) -> Case:
                         reference=alone,
                     )
                 )
-    return Case(
+    return calibrate.Case(
         name=ICASSP,
         rows=tuple(rows),
         start={"lambda_conn": 2.0},
@@ -228,7 +217,10 @@ def striped_case(paper: Printed) -> Case:
 
 
 def cells_of(
-    case: Case, ours: Mapping[str, float], null: Mapping[str, float], by_reference: bool = False
+    case: calibrate.Case,
+    ours: Mapping[str, float],
+    null: Mapping[str, float],
+    by_reference: bool = False,
 ) -> list[Cell]:
     """Return a case's speed-ups; `by_reference`: in the unit of one worker's speed."""
     return [
@@ -250,8 +242,8 @@ def cells_of(
 def one_bit_table_1() -> Estimates:
     """Return T_sub(n): a line through two rows."""
     paper = read_paper(ONE_BIT)
-    found, rows = sub_batch(paper), paper["table_1_subbatch"]["rows"]
-    each = geometric_mean([row[1] / row[0] for row in rows if row[0] in SUB_BATCH_FIT])
+    found, rows = calibrate.sub_batch(), paper["table_1_subbatch"]["rows"]
+    each = geometric_mean([row[1] / row[0] for row in rows if row[0] in calibrate.SUB_BATCH_FIT])
     fixed = paper["cost"]["fixed_ms_no_parallelism"]
     least, time, printed = rows[0]
     return Estimates(
@@ -261,7 +253,7 @@ def one_bit_table_1() -> Estimates:
                 milliseconds,
                 1e3 * found.seconds(frames),
                 each * frames,
-                "fitted" if frames in SUB_BATCH_FIT else "predicted",
+                "fitted" if frames in calibrate.SUB_BATCH_FIT else "predicted",
             )
             for frames, milliseconds, _ in rows
         ],
@@ -271,7 +263,7 @@ def one_bit_table_1() -> Estimates:
         constants=[
             f"start {1e3 * found.start_seconds:.3g} ms, {1e6 * found.frame_seconds:.4g} us per "
             f"frame; fixed {fixed:g} ms is printed. Fitted on: "
-            + " and ".join(f"{frames:,} frames" for frames in SUB_BATCH_FIT)
+            + " and ".join(f"{frames:,} frames" for frames in calibrate.SUB_BATCH_FIT)
         ],
         notes=[
             f"The printed microseconds per frame are T_frm(n) = (T_sub(n) - {fixed:g} ms) / n. "
@@ -283,16 +275,15 @@ def one_bit_table_1() -> Estimates:
 
 def _one_bit(table: str) -> Estimates:
     """Return table 4 or 5, on servers of two GPUs and on one of eight, by their labels."""
-    activations = read_paper(ICASSP)["model"]["activations_passed_per_frame"]
-    cases = [seide_2014(read_paper(ONE_BIT), activations, server=on) for on in (False, True)]
+    cases = [calibrate.seide_2014(), calibrate.seide_2014(server=True)]
     hardware = [read_cluster(name) for name in ("k20x_farm", "k20x_server")]
-    found = fit(cases[0], hardware[0], cases[0].fit_on)
-    simulated = dict(found.simulated) | predicted(cases[1], hardware[1], found.constants)
+    found = calibrate.fit(cases[0], hardware[0], cases[0].fit_on)
+    ours = found.simulated | calibrate.predicted(cases[1], hardware[1], found.constants)
     both = replace(cases[0], rows=cases[0].rows + cases[1].rows)
-    null = null_model(both, both.fit_on)
+    null = calibrate.null_model(both, both.fit_on)
     cells = [
         replace(cell, label=cell.label.partition(", ")[2])
-        for cell in cells_of(both, simulated, null.simulated)
+        for cell in cells_of(both, ours, null.simulated)
         if cell.label.startswith(f"{table}, ")
     ]
     values = found.constants
@@ -346,8 +337,11 @@ def one_bit_table_5() -> Estimates:
     paper = read_paper(ONE_BIT)
     sub = paper["table_1_subbatch"]["rows"][-1]
     alone = {row[0]: row for row in paper["table_5_data_x_model_kfps"]["rows"]}["1x1"]
+    case = calibrate.seide_2014(server=True)
     wide = replace(read_cluster("k20x_server"), bus_gbit_per_s=224.0)
-    seconds = sub_batch(paper).frame_seconds
+    row = next(row for row in case.rows if row.label == "table 5, 4x2, n16384_8gpu")
+    faster = calibrate.simulated(row, wide, {}, case.steps)
+    seconds = calibrate.sub_batch().frame_seconds
     short, long = (1e-3 * ms for ms in paper["cost"]["comm_over_Z_ms"])
     least = {
         frames: [optimum.one_bit(frames, seconds, exchange, 0.0) for exchange in (long, short)]
@@ -363,7 +357,7 @@ def one_bit_table_5() -> Estimates:
             "more, so 1x1 is simulated too fast.",
             "One server of eight GPUs: 14 GB/s of all GPUs together are printed for four, and "
             "assumed for eight. Activations of four models then share it; with twice as much, 4x2 "
-            f"would reach {_four_by_two(wide):.1f} with 16,384 frames.",
+            f"would reach {faster:.1f} with 16,384 frames.",
             "K-hat by equation 4 in closed form, with the printed "
             f"{1e3 * long:g} to {1e3 * short:g} ms per exchange: at least {bounds} nodes of one "
             f"GPU, by {1e6 * seconds:.4g} us per frame alone. T_post and T_upd are left out; both "
@@ -371,14 +365,6 @@ def one_bit_table_5() -> Estimates:
             "exchange is hidden.",
         ],
     )
-
-
-def _four_by_two(cluster: ClusterSettings) -> float:
-    activations = read_paper(ICASSP)["model"]["activations_passed_per_frame"]
-    case = seide_2014(read_paper(ONE_BIT), activations, server=True)
-    label = "table 5, 4x2, n16384_8gpu"
-    row = next(row for row in case.rows if row.label == label)
-    return predicted(replace(case, rows=(row,)), cluster, {})[label]
 
 
 TABLES: dict[tuple[str, str], Callable[[], Estimates]] = {

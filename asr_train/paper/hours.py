@@ -13,7 +13,6 @@ from typing import Any
 
 from asr_train.cost.calibrate import Case, Constants, fit, seide_2014, with_constants
 from asr_train.cost.cluster import ClusterSettings, read_cluster
-from asr_train.cost.papers import read_paper
 from asr_train.cost.plan import Scheme, simulate
 from asr_train.facts import Traffic
 from asr_train.paper.rows import HoursSettings
@@ -73,9 +72,7 @@ def training_hours(
 @cache
 def _fitted(name: str) -> tuple[Case, ClusterSettings, Constants]:
     """Return the paper's rows, the cluster, and its constants as those rows tell them."""
-    one_bit, icassp = map(read_paper, ("seide2014_1bit", "seide2014_parallelizability"))
-    case = seide_2014(one_bit, icassp["model"]["activations_passed_per_frame"])
-    cluster = read_cluster(name)
+    case, cluster = seide_2014(), read_cluster(name)
     return case, cluster, fit(case, cluster, case.fit_on).constants
 
 

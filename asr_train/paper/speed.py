@@ -14,7 +14,6 @@ from typing import Any
 from asr_train.cost import plan
 from asr_train.cost.calibrate import Case, UnknownSizeError, ladkat_2019, strom_2015
 from asr_train.cost.cluster import ClusterSettings
-from asr_train.cost.papers import read_paper
 from asr_train.cost.plan import BYTES, MessageSize, Way, Work
 from asr_train.facts import Traffic
 from asr_train.paper.rows import RowSettings
@@ -25,9 +24,9 @@ from asr_train.schema import CommSettings, build
 def case_of(paper: str) -> Case | None:
     """Return the case fitted on the paper's speeds; None for a paper without."""
     if paper == "strom2015":
-        return strom_2015(read_paper("strom2015"))
+        return strom_2015()
     if paper == "ladkat2019":
-        return ladkat_2019(read_paper(paper), read_paper("strom2015"))
+        return ladkat_2019()
     return None
 
 

@@ -32,23 +32,19 @@ CLUSTERS = {"strom2015": "ec2_g2", "ladkat2019": "p3.16xlarge"}
 
 
 def case(name: str) -> Case:
-    strom = read_yaml(ROOT / "conf/papers/strom2015.yaml")
-    if name == "strom2015":
-        return strom_2015(strom)
-    return ladkat_2019(read_yaml(ROOT / "conf/papers/ladkat2019.yaml"), strom)
+    return strom_2015() if name == "strom2015" else ladkat_2019()
 
 
 @pytest.fixture(scope="module")
 def seide() -> tuple[Case, Case, Fit]:
     """Cases of the farm and of the server, and the fit of the farm's constants."""
-    paper = read_yaml(ROOT / "conf/papers/seide2014_1bit.yaml")
-    farm, server = (seide_2014(paper, 12_000, server=on) for on in (False, True))
+    farm, server = seide_2014(), seide_2014(server=True)
     return farm, server, fit(farm, read_cluster("k20x_farm"), farm.fit_on)
 
 
 def test_t_sub_is_fitted_on_two_rows_and_predicts_the_others():
     paper = read_yaml(ROOT / "conf/papers/seide2014_1bit.yaml")
-    found = sub_batch(paper)
+    found = sub_batch()
     for frames, milliseconds, _ in paper["table_1_subbatch"]["rows"]:
         close = 1e-9 if frames in SUB_BATCH_FIT else 0.02
         assert 1e3 * found.seconds(frames) == pytest.approx(milliseconds, rel=close)
@@ -95,7 +91,7 @@ def test_a_row_whose_own_numbers_disagree_is_doubtful_and_not_fitted_on():
     found = case("strom2015")
     doubtful = [row.label for row in found.rows if row.doubt]
     assert doubtful == ["table 3, tau 6", "table 3, tau 9", "table 4, 8 hidden"]
-    doubts = strom_contradictions(read_yaml(ROOT / "conf/papers/strom2015.yaml"))
+    doubts = strom_contradictions()
     assert doubts.keys() - doubtful == {"table 3, tau 4", "table 4, 5 hidden"}  # 40 nodes again
     assert "180 minutes" in doubts["table 3, tau 4"]
     assert "306,667 frames/s" in doubts["table 3, tau 4"]  # 9 x 368 M in 180 minutes

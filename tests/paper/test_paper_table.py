@@ -94,8 +94,7 @@ def test_each_test_set_has_a_column_and_all_together_the_reduction(production):
     content = tabulated(
         production,
         with_errors(
-            production,
-            [{"test_clean": 6, "test_noise": 24}, {"test_clean": 6, "test_noise": 9}],
+            production, [{"test_clean": 6, "test_noise": 24}, {"test_clean": 6, "test_noise": 9}]
         ),
     )
     first, second = (row["label"] for row in content["rows"])
@@ -350,6 +349,7 @@ def test_a_simulated_speed_is_that_of_speed_md_whatever_the_density_of_ours(node
 def test_density_falls_with_the_threshold_as_the_paper_printed():
     strom, ladkat = (speed.case_of(name) for name in ("strom2015", "ladkat2019"))
     assert strom.density(4.0) == pytest.approx(69e3 / 4 / 14.6e6)
+    assert strom.density(4.0) == pytest.approx(1 / 846, rel=0.01)  # its compression ratio
     assert strom.density(15.0) == pytest.approx(4.5e3 / 4 / 14.6e6)
     committed = json.loads((CONF.parent / "results/ladkat2019/speed.json").read_text())
     fitted = committed["fits"][0]["constants"]["message_kb"]
