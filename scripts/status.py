@@ -17,7 +17,7 @@ from pathlib import Path
 from asr_train.files import read_text
 from asr_train.jobs import stage_times
 from asr_train.provenance import call
-from asr_train.report.tables import spell_seconds
+from asr_train.report.tables import spell_bytes, spell_seconds
 
 MAKES = ("make", "gmake")
 
@@ -102,17 +102,6 @@ def command_of(work: Path) -> str:
     folder = work.resolve().parent
     recipe = folder.name if folder.parent.name == "recipes" else "table"
     return call() or f"make {recipe}"
-
-
-def spell_bytes(count: int) -> str:
-    """Format as `812 B`, `3.4 kB`, `120 MB`: powers of 1000, as for disks."""
-    if count < 1000:
-        return f"{count} B"
-    size, units = count / 1000, ["kB", "MB", "GB", "TB"]
-    while size >= 999.5 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    return f"{size:.0f} {units[0]}" if size >= 99.95 else f"{size:.1f} {units[0]}"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -40,6 +40,7 @@ from asr_train.facts import Traffic
 from asr_train.files import replacing, write_json, write_text
 from asr_train.places import IS_CHECKOUT, ROOT
 from asr_train.provenance import commit, machine
+from asr_train.report.tables import spell_bytes
 from asr_train.schema import ModelSettings, build, unknown_key
 
 CONF = Path(ROOT) / "conf"
@@ -277,9 +278,9 @@ def markdown(
         f"frames/s. {sent(request)} Nothing here is measured.",
         "",
         f"**Advice: {best.method.name}**: {best.speed.frames_per_second:,.0f} frames/s, "
-        f"{best.speed.speedup:.1f} times one worker, {size(best.speed.node_bytes)} out of a node "
-        f"per step. Of the methods with {NEAR:.0%} of the highest frames/s, it stays nearest to "
-        "SGD with one large minibatch.",
+        f"{best.speed.speedup:.1f} times one worker, {spell_bytes(best.speed.node_bytes)} out of a "
+        f"node per step. Of the methods with {NEAR:.0%} of the highest frames/s, it stays nearest "
+        "to SGD with one large minibatch.",
         "",
         "| method | collective | frames/s | speed-up | s per step | sent per worker and step | "
         "out of a node per step |",
@@ -290,8 +291,8 @@ def markdown(
         name = f"**{method.name}**" if option is best else method.name
         lines.append(
             f"| {name} | {method.way.value} | {speed.frames_per_second:,.0f} | "
-            f"{speed.speedup:.1f} | {speed.step_seconds:.4f} | {size(speed.sent_bytes)} | "
-            f"{size(speed.node_bytes)} |"
+            f"{speed.speedup:.1f} | {speed.step_seconds:.4f} | {spell_bytes(speed.sent_bytes)} | "
+            f"{spell_bytes(speed.node_bytes)} |"
         )
     if request.workers > 1:
         lines += left_out(request, found)
@@ -389,7 +390,7 @@ def regimes(found: Plan, taus: Mapping[float, float]) -> list[str]:
         speed = found.densities[density]
         lines.append(
             f"| {tau:g} | {density:.2g} | {speed.frames_per_second:,.0f} | "
-            f"{size(speed.sent_bytes)} |"
+            f"{spell_bytes(speed.sent_bytes)} |"
         )
     return lines
 
@@ -408,13 +409,6 @@ def accuracy() -> list[str]:
         "Relative WER reduction against one GPU, as ladkat2019 printed it for 128 GPUs "
         f"(negative: worse): {printed}. BMUF by block: {blocks}.",
     ]
-
-
-def size(count: float) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= 0.9995 * scale:  # with three digits, 1
-            return f"{count / scale:.3g} {unit}"
-    return f"{count:.0f} B"
 
 
 def made(about: Mapping[str, str]) -> str:

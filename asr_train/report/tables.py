@@ -286,6 +286,14 @@ def spell_seconds(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def spell_bytes(count: float) -> str:
+    """Format `812 B`, `3.41 kB` or `120 MB`: three digits, powers of 1000, as for disks."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= 0.9995 * scale:  # with three digits, 1
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
 def _check_scores(scores: Sequence[Score]) -> None:
     if not scores:
         raise ValueError("no score file to tabulate; name the runs in RUNS")

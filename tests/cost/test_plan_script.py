@@ -6,7 +6,7 @@ import pytest
 
 from asr_train import schema
 from asr_train.command import plan
-from asr_train.command.plan import CONF, DEFAULTS, density_at, requested, sent, size
+from asr_train.command.plan import CONF, DEFAULTS, requested, sent
 from asr_train.cost.cluster import read_cluster
 from asr_train.files import read_json, write_jsonl
 
@@ -70,19 +70,6 @@ def test_a_log_of_another_network_is_named_with_its_density(tmp_path):
     text = sent(requested(given | {"model": "24M"}))
     assert "of a network of 1 M parameters" in text
     assert "plan with model=1000000, or with density=0.001" in text
-
-
-@pytest.mark.parametrize(
-    "count, text", [(999, "999 B"), (999_499, "999 kB"), (999_700, "1 MB"), (2.5e9, "2.5 GB")]
-)
-def test_bytes_have_three_digits(count, text):
-    assert size(count) == text
-
-
-def test_densities_are_the_papers():
-    assert density_at(4.0) == pytest.approx(1 / 846, rel=0.01)  # its compression ratio
-    assert density_at(2.0) == pytest.approx(1 / 278, rel=0.01)
-    assert density_at(15.0) < density_at(13.0) < density_at(12.0)
 
 
 @pytest.mark.parametrize(

@@ -250,3 +250,11 @@ def test_the_settings_hash_follows_what_the_files_say_not_how(tmp_path):
 )
 def test_times_are_said_as_people_say_them(seconds, said):
     assert tables.spell_seconds(seconds) == said
+
+
+@pytest.mark.parametrize(
+    "count, said",
+    [(999, "999 B"), (999_499, "999 kB"), (999_700, "1 MB"), (2.5e9, "2.5 GB"), (4e12, "4 TB")],
+)
+def test_bytes_have_three_digits(count, said):
+    assert tables.spell_bytes(count) == said
