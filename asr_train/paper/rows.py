@@ -6,7 +6,7 @@ of the paper or for 4 on a laptop. A run is named after paper and settings, so t
 several tables share a run. Knows nothing of how runs are trained.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -313,7 +313,7 @@ def read_table(path: Path | str, scale: str) -> Table:
     seeds = [run.seed for run in baseline.runs]
     rows: list[Row] = []
     for row in settings.rows:
-        fitting = matching(printed, row.paper) if row.paper else []
+        fitting = [each for each in printed if row.paper and row.paper.items() <= each.items()]
         if row.paper and len(fitting) != 1:
             count = f"{len(fitting)} rows" if fitting else "no row"
             raise SettingsError(
@@ -498,8 +498,3 @@ def printed_rows(paper: dict[str, Any], table: str) -> list[dict[str, Any]]:
     if not isinstance(found, dict):
         return []
     return [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
-
-
-def matching(rows: Sequence[dict[str, Any]], named: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows with these values."""
-    return [row for row in rows if all(row.get(k) == v for k, v in named.items())]
