@@ -35,6 +35,7 @@ from asr_train.comm.ddp_hook import GtcHook, OneBitHook, ReducerHook
 from asr_train.files import write_json, write_text
 from asr_train.provenance import machine
 from asr_train.report import exchange
+from asr_train.report.tables import as_markdown
 from asr_train.schema import AdaptiveSettings, Capacity, Codec, GtcSettings
 
 NUM_MELS, NUM_STATES = 40, 120
@@ -318,14 +319,8 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def markdown(table: dict[str, Any]) -> str:
-    lines = [
-        COLUMNS,
-        ["---"] + ["---:"] * (len(COLUMNS) - 1),
-        *map(cells, table["rows"]),
-    ]
-    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return (
-        f"{text}\nAfter {table['steps']} steps of {table['ranks']} processes, "
+    return as_markdown("", COLUMNS, map(cells, table["rows"]), (), names=1) + (
+        f"After {table['steps']} steps of {table['ranks']} processes, "
         f"{table['parameters']:,} parameters, {table['frames']} frames per process and step. Sent: "
         "what a process writes to its sockets per step, on average, protocol and DDP's broadcasts "
         "of buffers included. Received: what a process gets from all others, without these: W - 1 "
