@@ -78,11 +78,7 @@ def yesno(root: Path, say: Say = noise, rate: int = RATE) -> None:
 
 
 def an4(
-    root: Path,
-    parts: Mapping[str, Said],
-    say: Say = noise,
-    rate: int = RATE,
-    suffix: str = ".sph",
+    root: Path, parts: Mapping[str, Said], say: Say = noise, rate: int = RATE, suffix: str = ".sph"
 ) -> None:
     """Write an4/etc/an4_{train,test}.{fileids,transcription}; only train's have <s> </s>."""
     for subset, said in parts.items():

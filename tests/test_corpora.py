@@ -10,14 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from folders import (
-    FOLDERS,
-    NOISE,
-    folder,
-    librispeech,
-    mini_librispeech,
-    speechocean,
-)
+from folders import FOLDERS, NOISE, folder, librispeech, mini_librispeech, speechocean
 
 from asr_train.compose import settings
 from asr_train.files import read_jsonl, write_yaml
@@ -156,10 +149,7 @@ def test_folders_for_dev_and_test_are_handed_on(tmp_path):
     conf, tested, speech = values("folder", "CONF", "TEST", "SPEECH", arguments=[*given, tests])
     found = settings("dnn", conf).corpus.folder
     assert found.dev_dir == f"{tmp_path}/dev"
-    assert found.test_dirs == {
-        "test": f"{tmp_path}/far",
-        "test_clean_2": f"{tmp_path}/one/Clean.2",
-    }
+    assert found.test_dirs == {"test": f"{tmp_path}/far", "test_clean_2": f"{tmp_path}/one/Clean.2"}
     assert tested == list(found.test_dirs)
     assert {f"{path}/utterances.tsv" for path in found.held_out.values()} < set(speech)
     assert values("folder", "TEST", arguments=given) == [["test"]]

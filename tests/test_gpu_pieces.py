@@ -214,10 +214,7 @@ def test_runs_have_the_settings_of_medium(
     row = run_of(RowSettings(run=run, set={"comm.workers": 16, **values}), about, "medium", 1)
     ours, theirs = (
         {**content["comm"], **content["optim"]}
-        for content in (
-            read_yaml(path),
-            plain(compose.settings(row.base, list(row.overrides)).run),
-        )
+        for content in (read_yaml(path), plain(compose.settings(row.base, list(row.overrides)).run))
     )
     own = {"workers", "epochs", "precision", "checkpoint_steps", "keep_checkpoints", "keep_epochs"}
     own.add("log_steps")

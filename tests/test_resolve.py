@@ -48,10 +48,7 @@ from scripts.resolve import resolve
         ("optim=null", "^optim=null, but optim takes the name of a file of conf/optim$"),
         ("optim.phases={until:1,minibatch_frames:256}", r"write it whole: optim\.phases=\["),
         ("optim.phases.0.until=1", r"optim\.phases is a list"),
-        (
-            "optim.phases.until=0.1",
-            r"until=0\.1': the setting optim\.phases is a list",
-        ),
+        ("optim.phases.until=0.1", r"until=0\.1': the setting optim\.phases is a list"),
         ("model.dnn.rank=128", r"model\.dnn\.rank is 128; it must lie in \[1, 127\]"),
         ("optim.hold_epochs=-5", "hold_epochs is -5"),
         (
@@ -75,11 +72,7 @@ def test_a_bad_override_is_refused(override, message):
         ("gtc", "comm.gtc.adaptive.density=0.01", r"given, but comm\.gtc\.adaptive is null in the"),
         ("lstm", "model.dnn.width=64", r"^model\.dnn\.width is given, but model\.dnn is null"),
         ("bmuf_gtc", "comm.group_sise=4", r"did you mean comm\.group_size\?"),
-        (
-            "gtc",
-            "comm.group_size=4",
-            "chosen here do not have it; choose one of conf/comm",
-        ),
+        ("gtc", "comm.group_size=4", "chosen here do not have it; choose one of conf/comm"),
     ],
 )
 def test_what_is_refused_is_said_of_the_files_of_the_run(run, override, message):

@@ -25,13 +25,7 @@ from typing import Any
 
 from asr_train.checks import keep_inputs, printable, spelled
 from asr_train.command.main import prints_utf_8, standard_input
-from asr_train.files import (
-    DamagedFileError,
-    decoded,
-    read_lines,
-    read_yaml,
-    write_text,
-)
+from asr_train.files import DamagedFileError, decoded, read_lines, read_yaml, write_text
 from asr_train.interop.ctm import read_ctm, read_stm
 from asr_train.interop.times import Timed
 from asr_train.places import ROOT

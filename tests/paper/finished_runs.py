@@ -71,11 +71,7 @@ PAPERS = {
         "runs": {"sgd": {"comm.workers": 1}},
         "times": {},
     },
-    "seide2014_1bit": {
-        "cluster": "k20x_farm",
-        "runs": {"sgd": {"comm.workers": 1}},
-        "times": {},
-    },
+    "seide2014_1bit": {"cluster": "k20x_farm", "runs": {"sgd": {"comm.workers": 1}}, "times": {}},
 }
 
 

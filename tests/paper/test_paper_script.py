@@ -14,11 +14,7 @@ TABLE = Path("recipes/seide2014_1bit/table6.yaml")
     [
         ({}, {"test"}, ""),
         ({"CORPUS": "commands"}, {"test"}, " CORPUS=commands"),
-        (
-            {"CORPUS": "commands"},
-            {"test_clean", "test_human"},
-            " CORPUS=commands HUMAN=path",
-        ),
+        ({"CORPUS": "commands"}, {"test_clean", "test_human"}, " CORPUS=commands HUMAN=path"),
         (
             {"CORPUS": "commands", "SET": "optim.max_norm=1\nlm.order=2", "HOURS": "1"},
             {"test"},

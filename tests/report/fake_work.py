@@ -236,11 +236,7 @@ def alignment(model: str = "mono", shift: float = 0.01) -> dict[str, Any]:
         "retried": 2,
         "frames": 20134,
         "loglik_per_frame": {"mono": -61.27, "tri": -59.88, "dnn": -0.31}[model],
-        "durations": {
-            "phones": 2412,
-            "shortest_share": 0.144,
-            "long": 7,
-        },
+        "durations": {"phones": 2412, "shortest_share": 0.144, "long": 7},
         "silence_share": 0.31,
         "boundaries": {
             "compared": 1180,
