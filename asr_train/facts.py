@@ -5,7 +5,6 @@ A method is its row here and the file `comm/methods/NAME.py`, which defines what
 settings, if any, are a group of `comm` (schema and conf/comm/NAME.yaml).
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 HEADER_BYTES = 56  # of every message; `comm.codec` writes it
@@ -43,42 +42,35 @@ class Traffic(Enum):
         return self is Traffic.gtc_async
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What other packages need to know of a method.
+class Method(Enum):
+    """How workers exchange gradients or models; each has a file in `comm/methods/`.
 
     Attributes:
         needs: groups of `comm`'s settings that must be set.
     """
 
     traffic: Traffic
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...]
 
-
-class Method(Enum):
-    """How workers exchange gradients or models; each has a file in `comm/methods/`."""
-
-    facts: Facts
-
-    def __new__(cls, name: str, facts: Facts) -> "Method":
+    def __new__(cls, name: str, traffic: Traffic, needs: tuple[str, ...] = ()) -> "Method":
         member = object.__new__(cls)
         member._value_ = name
-        member.facts = facts
+        member.traffic, member.needs = traffic, needs
         return member
 
     # One worker, no exchange
-    sgd = "sgd", Facts(Traffic.none)
+    sgd = "sgd", Traffic.none
     # All gradients, dense, every step
-    allreduce = "allreduce", Facts(Traffic.allreduce, ("allreduce",))
+    allreduce = "allreduce", Traffic.allreduce, ("allreduce",)
     # Each worker on its own; weights are averaged after every block
-    model_averaging = "model_averaging", Facts(Traffic.bmuf, ("model_averaging",))
+    model_averaging = "model_averaging", Traffic.bmuf, ("model_averaging",)
     # Gradient threshold compression (Strom, 2015)
-    gtc = "gtc", Facts(Traffic.gtc, ("gtc",))
+    gtc = "gtc", Traffic.gtc, ("gtc",)
     # The same, but workers do not wait for each other
-    gtc_async = "gtc_async", Facts(Traffic.gtc_async, ("gtc", "asynchronous"))
+    gtc_async = "gtc_async", Traffic.gtc_async, ("gtc", "asynchronous")
     # 1-bit SGD: one bit per element, summed by the owners of columns (Seide et al., 2014)
-    onebit = "onebit", Facts(Traffic.onebit, ("onebit",))
+    onebit = "onebit", Traffic.onebit, ("onebit",)
     # Model averaging with block momentum (Chen and Huo, 2016)
-    bmuf = "bmuf", Facts(Traffic.bmuf, ("bmuf",))
+    bmuf = "bmuf", Traffic.bmuf, ("bmuf",)
     # gtc within groups, bmuf across them (Ladkat et al., 2019)
-    bmuf_gtc = "bmuf_gtc", Facts(Traffic.bmuf_gtc, ("gtc", "bmuf", "group_size"))
+    bmuf_gtc = "bmuf_gtc", Traffic.bmuf_gtc, ("gtc", "bmuf", "group_size")

@@ -464,8 +464,8 @@ def check_outside(config: Config, workers: int) -> None:
     together = comm.workers or workers  # that share a model
     if comm.group_size is not None:
         size = comm.group_of(together)
-        together = size if comm.method.facts.traffic.in_groups else together
-    shares = together > 1 and comm.method.facts.traffic not in (Traffic.none, Traffic.bmuf)
+        together = size if comm.method.traffic.in_groups else together
+    shares = together > 1 and comm.method.traffic not in (Traffic.none, Traffic.bmuf)
     if shares and adagrad is not None and adagrad.place is AdagradPlace.raw:
         raise SettingsError(
             f"optim.adagrad.place is raw, which is for a single worker, but comm.method="

@@ -48,9 +48,9 @@ class _Shape:
 
 
 def _shape(run: RunSettings, epoch_frames: float) -> _Shape:
-    facts, workers = run.comm.method.facts, run.comm.workers or 1
-    added_up = 1 if facts.traffic.has_blocks else workers
-    if facts.traffic.in_groups:
+    traffic, workers = run.comm.method.traffic, run.comm.workers or 1
+    added_up = 1 if traffic.has_blocks else workers
+    if traffic.in_groups:
         added_up = run.comm.group_of(workers)
     return _Shape(run, epoch_frames, workers, added_up)
 

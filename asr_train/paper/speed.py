@@ -96,7 +96,7 @@ def method_of(comm: CommSettings, workers: int, case: Case, is_printed: bool) ->
     GTC of a printed row is the paper's: Strom's workers do not wait for each other, even if ours
     did. In a row of our own they wait if ours did.
     """
-    traffic = comm.method.facts.traffic
+    traffic = comm.method.traffic
     all_ahead = all(row.method.traffic.is_asynchronous for row in case.rows)
     if traffic is Traffic.gtc and is_printed and all_ahead:
         traffic = Traffic.gtc_async
@@ -132,7 +132,7 @@ def density(run: Trained) -> float | None:
     """
     found, comm = measured(run), run.comm
     density: float | None = found["density"]
-    if density is None or not comm.method.facts.traffic.in_groups:
+    if density is None or not comm.method.traffic.in_groups:
         return density
     assert comm.bmuf is not None
     ends = [0, *(row["step"] for row in run.log if "dev_accuracy" in row)]

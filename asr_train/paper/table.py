@@ -334,8 +334,7 @@ def ours_of(
 
 def _method_numbers(run: Trained) -> dict[str, float | None]:
     """Return the numbers that the papers' tables vary."""
-    comm = run.comm
-    in_groups = comm.method.facts.traffic.in_groups
+    comm, in_groups = run.comm, run.comm.method.traffic.in_groups
     return {
         "threshold": comm.threshold,
         "block_steps": comm.block_steps,

@@ -159,7 +159,7 @@ def _sending(run: Trained, rows: Sequence[Row]) -> list[float]:
     """Return the share of workers whose messages a row's means are of; of others than sparse
     messages, which are always sent: all.
     """
-    traffic = run.comm.method.facts.traffic
+    traffic = run.comm.method.traffic
     if not traffic.is_sparse or traffic.in_groups:
         return [1.0] * len(rows)
     phases = run.about["settings"].get("optim", {}).get("phases", [])
@@ -208,7 +208,7 @@ def method_words(comm: CommSettings, workers: int) -> str:
     words = [comm.method.value]
     if (allreduce := comm.used("allreduce")) is not None:
         words.append(allreduce.wire.value)
-    if comm.method.facts.traffic.in_groups:
+    if comm.method.traffic.in_groups:
         size = comm.group_of(workers)
         words.append(f"{workers // size} x {size}")
     if (gtc := comm.used("gtc")) is not None:

@@ -204,7 +204,7 @@ class CommSettings:
         within(*TIMEOUTS, timeout_seconds=self.timeout_seconds)
         positive(check_steps=self.check_steps)
         positive(stripes=self.stripes, workers=self.workers)
-        for name in self.method.facts.needs:
+        for name in self.method.needs:
             if getattr(self, name) is None:
                 raise SettingsError(
                     f"{at(name)} is missing; {at('method')}={self.method.value} needs it"
@@ -215,7 +215,7 @@ class CommSettings:
                 "automatically"
             )
         is_fixed = self.gtc is not None and self.gtc.capacity is Capacity.fixed
-        if self.method.facts.traffic.is_asynchronous and is_fixed:
+        if self.method.traffic.is_asynchronous and is_fixed:
             raise SettingsError(
                 f"{at('gtc.capacity')} is fixed, but messages of {at('method')}="
                 f"{self.method.value} have no fixed length; set it to exact"
@@ -223,7 +223,7 @@ class CommSettings:
 
     def used(self, group: str) -> Any:
         """Return a group's settings; None if the method does not need them."""
-        return getattr(self, group) if group in self.method.facts.needs else None
+        return getattr(self, group) if group in self.method.needs else None
 
     @property
     def threshold(self) -> float | None:

@@ -47,7 +47,7 @@ class RunSettings:
             self._check_objective()
         elif self.model.lstm is not None:
             self._check_pools(self.model.lstm.subsample)
-        traffic = self.comm.method.facts.traffic
+        traffic = self.comm.method.traffic
         if traffic.has_blocks and any(p.workers is not None for p in self.optim.phases):
             raise SettingsError(
                 f"optim.phases limits the workers, but comm.method={self.comm.method.value} takes "
@@ -98,7 +98,7 @@ class RunSettings:
             (dnn is None, "only layers of model.dnn can be cut; set it to 1"),
             (stripes > units, f"a layer of model.dnn has only {units} units; lower it"),
             (
-                method.facts.traffic.is_asynchronous,
+                method.traffic.is_asynchronous,
                 f"the stripes of comm.method={method.value} would know different messages; set it "
                 "to 1, or choose gtc",
             ),

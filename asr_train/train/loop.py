@@ -174,7 +174,7 @@ def train(
         )
         tell(changed)
         tell(method.notice)
-        is_bounded = run.comm.method.facts.traffic.is_sparse
+        is_bounded = run.comm.method.traffic.is_sparse
         tell(warning(optim, len(method.groups[0]), is_bounded, method.halves))
         tell_once = functools.cache(tell)
 

@@ -325,7 +325,7 @@ def test_the_papers_rows_are_simulated_as_they_were_fitted(case):
         comm = speed.at_paper_scale(_comm("gtc" if name == "gtc_async" else name), values)
         method = speed.method_of(comm, row.workers, found, is_printed=True)
         ours = speed.method_of(comm, row.workers, found, is_printed=False)
-        assert ours.traffic is comm.method.facts.traffic  # workers wait if those of our run did
+        assert ours.traffic is comm.method.traffic  # workers wait if those of our run did
         assert method == replace(row.method, block_steps=method.block_steps)
         if "block" in row.label:
             assert method.block_steps == row.method.block_steps
