@@ -247,56 +247,41 @@ def ladkat_2019(lag: int = 0) -> Case:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SubBatch:
-    """T_sub(n) of the 1-bit paper: seconds of a step with n frames on one GPU.
-
-    Attributes:
-        fixed_seconds: passes over all parameters: 18.2 ms, printed.
-        start_seconds, frame_seconds: the rest, n T_frm(n) = start + n frame, fitted.
-    """
-
-    fixed_seconds: float
-    start_seconds: float
-    frame_seconds: float
-
-    def seconds(self, frames: float) -> float:
-        return self.fixed_seconds + self.start_seconds + frames * self.frame_seconds
-
-
 SUB_BATCH_FIT = (256, 8192)  # frames; the rows of table 1 that T_sub is fitted on
 
 
-def sub_batch() -> SubBatch:
-    """Return T_sub(n), fitted on SUB_BATCH_FIT of the 1-bit paper's table 1."""
-    paper = read_paper("seide2014_1bit")
+def sub_batch() -> Work:
+    """Return a step with one frame, by T_sub(n) of the 1-bit paper: `seconds(n)` with n on one GPU.
+
+    18.2 ms of it, passes over all parameters, are printed. The rest, n T_frm(n) = start + n frame,
+    is fitted on SUB_BATCH_FIT of table 1. Activations between layers are the ICASSP paper's.
+    """
+    paper, icassp = map(read_paper, ("seide2014_1bit", "seide2014_parallelizability"))
     seconds = {row[0]: 1e-3 * row[1] for row in paper["table_1_subbatch"]["rows"]}
     low, high = SUB_BATCH_FIT
     each = (seconds[high] - seconds[low]) / (high - low)
     fixed = 1e-3 * paper["cost"]["fixed_ms_no_parallelism"]
-    return SubBatch(fixed, seconds[low] - low * each - fixed, each)
+    return Work(
+        parameters=1e6 * paper["model"]["parameters_millions"],
+        frames=1,
+        frame_seconds=each,
+        fixed_seconds=fixed,
+        start_seconds=seconds[low] - low * each - fixed,
+        activations=icassp["model"]["activations_passed_per_frame"],
+    )
 
 
 def seide_2014(server: bool = False) -> Case:
     """Return tables 4 and 5 of Seide et al. (2014, 1-bit), speeds in thousands of frames/s.
 
     Two constants are fitted on the rows with 2k and 92k frames of table 4 without double buffering;
-    T_sub is table 1's. Activations between layers are printed in the ICASSP paper.
+    T_sub is table 1's.
 
     Args:
         server: table 5 on one server of 8 GPUs; else table 4, and table 5 on servers of 2 GPUs.
             Where table 4 was measured is not printed; it is taken as the latter.
     """
-    paper, icassp = map(read_paper, ("seide2014_1bit", "seide2014_parallelizability"))
-    sub = sub_batch()
-    work = Work(
-        parameters=1e6 * paper["model"]["parameters_millions"],
-        frames=1,
-        frame_seconds=sub.frame_seconds,
-        fixed_seconds=sub.fixed_seconds,
-        start_seconds=sub.start_seconds,
-        activations=icassp["model"]["activations_passed_per_frame"],
-    )
+    paper, work = read_paper("seide2014_1bit"), sub_batch()
 
     def row(label: str, data: int, model: int, frames: float, kfps: float, double: bool) -> Row:
         traffic = Traffic.onebit if data > 1 else Traffic.none

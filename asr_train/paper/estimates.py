@@ -251,7 +251,7 @@ def one_bit_table_1() -> Estimates:
             Cell(
                 f"{frames:,} frames",
                 milliseconds,
-                1e3 * found.seconds(frames),
+                1e3 * (found.fixed_seconds + found.start_seconds + frames * found.frame_seconds),
                 each * frames,
                 "fitted" if frames in calibrate.SUB_BATCH_FIT else "predicted",
             )

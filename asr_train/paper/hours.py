@@ -9,6 +9,7 @@ out. Knows nothing of accuracy.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from asr_train.cost.calibrate import Case, Constants, fit, seide_2014, with_constants
@@ -84,16 +85,12 @@ def _sizes(
     Intervals between rows of equal minibatches are one.
     """
     rows = [(row["step"], row["frames"]) for row in log if row.get("frames") and row.get("step")]
-    if not rows:
-        return []
-    total = rows[-1][1]
     found: dict[tuple[float, bool], float] = {}
-    before = (0, 0)
-    for step, frames in rows:
-        if step > before[0]:
-            is_cold = before[1] / total < cold_start
-            size = (frames - before[1]) / (step - before[0]) * SET_FRAMES / set_frames
+    for (first, before), (step, frames) in pairwise([(0, 0), *rows]):
+        if step > first:
+            total = rows[-1][1]
+            is_cold = before / total < cold_start
+            size = (frames - before) / (step - first) * SET_FRAMES / set_frames
             key = (float(f"{size * (1 if is_cold else halves):.2g}"), is_cold)
-            found[key] = found.get(key, 0.0) + (frames - before[1]) / total
-        before = (step, frames)
+            found[key] = found.get(key, 0.0) + (frames - before) / total
     return [(size, share, cold) for (size, cold), share in found.items()]

@@ -9,7 +9,7 @@ run.json and score files as `report.exchange` does; knows nothing of how runs ar
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from asr_train.cost.cluster import read_cluster
@@ -378,11 +378,8 @@ def _full_rate_epochs(run: Trained) -> int:
 def _minibatches(run: Trained) -> list[float]:
     """Return the mean number of frames of all workers per step in each epoch."""
     ends = {row["epoch"]: (row["step"], row["frames"]) for row in run.log if "frames" in row}
-    found, before = [], (0, 0)
-    for _, end in sorted(ends.items()):
-        found.append((end[1] - before[1]) / max(1, end[0] - before[0]))
-        before = end
-    return found
+    pairs = pairwise([(0, 0), *(end for _, end in sorted(ends.items()))])
+    return [(frames - before) / max(1, step - first) for (first, before), (step, frames) in pairs]
 
 
 def _frames(run: Trained) -> int:
