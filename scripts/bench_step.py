@@ -258,7 +258,7 @@ def by_method(name: str, frames: int, tau: float, precision: Precision) -> dict[
         def a_block(state: RunState = state, workers: int = workers) -> None:
             for _ in range(BLOCK):
                 state.method.begin_step(workers, frames)
-                step(worker.model, lambda _: batch, state)
+                step(worker.model, lambda _: batch, state, optim.rate)
 
         a_block()  # compiles kernels and records graphs
         blocks = [seconds_of(a_block) for _ in range(BLOCKS)]

@@ -60,7 +60,6 @@ def run_ahead(
     stretch.end()
     progress.step += steps
     progress.epoch_step += steps
-    state.schedule.begin_step(*(rate or when(state, feed, progress.epoch_step - 1)))
     return {taken: [row[worker] for worker in local] for taken, row in stretch.rows.items()}
 
 

@@ -142,7 +142,7 @@ class Controllers:
             state.roll_back(state.kept)
         else:
             control.accuracy, state.kept = accuracy, state.held()
-        rate = state.schedule.unscaled_rate
+        rate = state.schedule.rate
         grown = "" if before is None else f" after {before:.2%}"
         self._report(
             "rate",
@@ -224,13 +224,12 @@ class Controllers:
         with state.roll_back_after(), state.method.undelayed():
             trial = self._feed_of([part])
             state.since_log = {worker: Interval() for worker in state.since_log}
-            state.schedule.begin_step(*rate)
             taken = 0
             while taken < trial.num_steps:
                 if state.method.ahead is None:
                     _, reading = when(state, trial, taken)
                     state.method.begin_step(reading, trial.phase(taken).minibatch_frames)
-                    step(self.model, trial.next, state)
+                    step(self.model, trial.next, state, state.schedule.rate_at(*rate))
                     taken += 1
                     continue
                 before, most = state.progress.step, trial.num_steps - taken

@@ -263,10 +263,9 @@ def train(
                     feed.start(progress.epoch_step)
                 if method.ahead is None:
                     done, reading = when(state, feed, progress.epoch_step)
-                    state.schedule.begin_step(done, reading)
                     phase = feed.phase(progress.epoch_step)
                     method.begin_step(reading, phase.minibatch_frames)
-                    frames = step(model, feed.next, state)
+                    frames = step(model, feed.next, state, state.schedule.rate_at(done, reading))
                     progress.epoch_step += 1
                     log.advance(frames * workers // len(exchange.local))
                     if progress.step % run.comm.check_steps == 0:

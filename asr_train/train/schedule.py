@@ -50,12 +50,6 @@ class Schedule:
         self.settings = settings
         is_listed = settings.halving is Halving.listed and settings.auto_rate is None
         self._state = _State(settings.listed_rate(0) if is_listed else settings.rate)
-        self._share = 1.0
-
-    @property
-    def rate(self) -> float:
-        """The rate of the current or next step, per frame."""
-        return self._state.rate * self._share
 
     @property
     def is_finished(self) -> bool:
@@ -63,8 +57,8 @@ class Schedule:
         return self._state.is_finished or self._state.epochs >= self.settings.epochs
 
     @property
-    def unscaled_rate(self) -> float:
-        """The rate before scaling and warm-up, per frame."""
+    def rate(self) -> float:
+        """The rate of the current epoch, before scaling and warm-up, per frame."""
         return self._state.rate
 
     def halve(self) -> None:
@@ -72,17 +66,13 @@ class Schedule:
         self._state.rate = max(self._state.rate / 2, self.settings.min_rate)
 
     def rate_at(self, epochs: float, added_up: int) -> float:
-        """Return the rate of a step of this epoch, with the arguments of `begin_step`."""
-        return self._state.rate * share(self.settings, epochs, added_up)
-
-    def begin_step(self, epochs: float, added_up: int) -> None:
-        """Set the rate of a step.
+        """Return the rate of a step of this epoch, per frame.
 
         Args:
             epochs: done before it.
             added_up: number of workers whose gradients are added up.
         """
-        self._share = share(self.settings, epochs, added_up)
+        return self._state.rate * share(self.settings, epochs, added_up)
 
     def end_epoch(self, dev_loss: float) -> None:
         """Update the schedule by DEV's loss per frame after an epoch."""

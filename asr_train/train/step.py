@@ -20,9 +20,11 @@ NextBatch = Callable[[int], Batch | None]  # worker -> minibatch; None: none is 
 Result = tuple[Gradient, Learned]
 
 
-def step(model: Model, next_batch: NextBatch, state: RunState) -> int:
+def step(model: Model, next_batch: NextBatch, state: RunState, rate: float) -> int:
     """Take a step: each worker's minibatch forward and backward, exchange, update, counts.
 
+    Args:
+        rate: per frame.
     Returns:
         The number of frames that the workers hosted here learned from.
     Raises:
@@ -52,7 +54,7 @@ def step(model: Model, next_batch: NextBatch, state: RunState) -> int:
             continue
         state.skipped_in_row[number] = 0
         with state.stopwatch(counts, "compute_seconds"):
-            method.apply(number, update, state.schedule.rate)
+            method.apply(number, update, rate)
         for worker, one in learned.items():
             state.count(worker, one)
             frames += one.frames

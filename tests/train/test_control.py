@@ -337,7 +337,7 @@ def test_what_is_put_back_is_what_was_held(splits, name):
         feed.start(begin)
         state.progress.step = begin
         for _ in range(count):
-            step(model, feed.next, state)
+            step(model, feed.next, state, state.schedule.rate)
         return [replica.weights_P.clone() for replica in method.replicas]
 
     steps(5, 0)

@@ -246,7 +246,7 @@ def new_state(splits, momentum=0.5) -> tuple[torch.nn.Module, RunState]:
 
 def taken(model, batch, run_state, momentum=0.5, max_norm=None) -> None:
     run_state.schedule.settings = tiny.settings(momentum=momentum, max_norm=max_norm).optim
-    loop.step(model, lambda worker: batch, run_state)
+    loop.step(model, lambda worker: batch, run_state, run_state.schedule.rate)
 
 
 def minibatches(splits, count: int) -> list:

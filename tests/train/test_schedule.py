@@ -86,11 +86,7 @@ def test_a_restored_schedule_goes_on_alike(halving):
 
 def steps_rates(points: list[float], added_up: int, **optim) -> list[float]:
     schedule = Schedule(tiny.settings(rate=8.0, **optim).optim)
-    seen = []
-    for epochs in points:
-        schedule.begin_step(epochs, added_up)
-        seen.append(schedule.rate)
-    return seen
+    return [schedule.rate_at(epochs, added_up) for epochs in points]
 
 
 @pytest.mark.parametrize("scaling, wanted", [("sum", 8.0), ("sqrt", 4.0), ("mean", 2.0)])

@@ -578,7 +578,7 @@ def test_a_step_that_one_worker_cannot_take_is_skipped_by_all(splits, capsys):
     model = model_of()
     state.bucket = Bucket(model)
     before_P = state.method.replicas[0].weights_P.clone()
-    loop.step(model, next_batch, state)
+    loop.step(model, next_batch, state, state.schedule.rate)
     assert torch.equal(state.method.replicas[0].weights_P, before_P)
     assert not owed(state)[0].any()
     assert [state.since_log[w].skipped for w in range(2)] == [1, 1]
