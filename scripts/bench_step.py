@@ -89,7 +89,7 @@ class Worker:
         self.optim = run.optim
         num_mels, num_states = TASKS.get(name, OTHERS)
         mean_F, var_F = torch.zeros(num_mels), torch.ones(num_mels)
-        self.model = build_model(run.model, num_mels, num_states, mean_F, var_F, seed=1)
+        self.model = build_model(run.model, num_states, mean_F, var_F, seed=1)
         self.model.to(DEVICE)
         self.bucket = Bucket(self.model)
         self.size = len(self.bucket.weights_P)

@@ -56,7 +56,7 @@ def network(width: int) -> Dnn:
         context_left=CONTEXT,
         context_right=CONTEXT,
     )
-    whole = Dnn(settings, MELS, round(OUTPUTS * width), torch.zeros(MELS), torch.ones(MELS), seed=1)
+    whole = Dnn(settings, round(OUTPUTS * width), torch.zeros(MELS), torch.ones(MELS), seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():  # it is zero in the beginning, and so are then all errors
         whole.layers[-1].weight.normal_(std=0.01, generator=generator)

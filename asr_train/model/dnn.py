@@ -35,7 +35,7 @@ class Dnn(Normalised):
 
     Args:
         settings: of `conf/model`.
-        num_mels, num_states: sizes of a frame and of the output.
+        num_states: size of the output.
         mean_F, var_F: of TRAIN, [num_mels]; part of the model, and normalised out of every frame.
         seed: of the initial weights.
     Raises:
@@ -45,20 +45,14 @@ class Dnn(Normalised):
     is_recurrent = False
 
     def __init__(
-        self,
-        settings: DnnSettings,
-        num_mels: int,
-        num_states: int,
-        mean_F: Tensor,
-        var_F: Tensor,
-        seed: int,
+        self, settings: DnnSettings, num_states: int, mean_F: Tensor, var_F: Tensor, seed: int
     ) -> None:
-        super().__init__(num_mels, mean_F, var_F)
+        super().__init__(mean_F, var_F)
         self.context_left, self.context_right = settings.context_left, settings.context_right
         self.num_states = num_states
         layers: list[nn.Linear | LowRank] = [
             UninitialisedLinear(n, m) if rank is None else LowRank(n, m, rank)
-            for n, m, rank in layer_sizes(settings, num_mels, num_states)
+            for n, m, rank in layer_sizes(settings, self.num_mels, num_states)
         ]
         initialise(layers, settings.nonlinearity, seed)
         self.layers = nn.ModuleList(layers)

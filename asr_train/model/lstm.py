@@ -25,7 +25,7 @@ class Lstm(Normalised):
 
     Args:
         settings: of `conf/model`.
-        num_mels, num_states: sizes of a frame and of the output.
+        num_states: size of the output.
         mean_F, var_F: of TRAIN, [num_mels]; part of the model, and normalised out of every frame.
         seed: of the initial weights.
     Attributes:
@@ -40,15 +40,9 @@ class Lstm(Normalised):
     is_recurrent = True
 
     def __init__(
-        self,
-        settings: LstmSettings,
-        num_mels: int,
-        num_states: int,
-        mean_F: Tensor,
-        var_F: Tensor,
-        seed: int,
+        self, settings: LstmSettings, num_states: int, mean_F: Tensor, var_F: Tensor, seed: int
     ) -> None:
-        super().__init__(num_mels, mean_F, var_F)
+        super().__init__(mean_F, var_F)
         self.delay, self.stride = settings.delay, settings.subsample
         self.piece, self.warm = settings.piece, settings.warm
         self._before = (settings.stack - 1) // 2  # frames of a window before its own frame
@@ -56,9 +50,8 @@ class Lstm(Normalised):
         self.context_left = self._before
         self.context_right = self._after + settings.delay * settings.subsample
         self.num_states = num_states
-        inputs = settings.stack * num_mels
         cells = nn.LSTM(
-            inputs,
+            settings.stack * self.num_mels,
             settings.width,
             settings.layers,
             batch_first=True,

@@ -25,13 +25,13 @@ class Normalised(nn.Module):
     stride = 1  # frames from one output to the next
     piece = warm = 0  # for recurrent networks
 
-    def __init__(self, num_mels: int, mean_F: Tensor, var_F: Tensor) -> None:
+    def __init__(self, mean_F: Tensor, var_F: Tensor) -> None:
         super().__init__()
-        check_shape("mean_F", mean_F, num_mels)
-        check_shape("var_F", var_F, num_mels)
+        check_shape("mean_F", mean_F, None)
+        check_shape("var_F", var_F, len(mean_F))
         if not bool((var_F > 0).all()):
             raise ValueError(f"var_F has {var_F.min().item()}; every bin's must be positive")
-        self.num_mels = num_mels
+        self.num_mels = len(mean_F)
         self.register_buffer("mean_F", mean_F.to(torch.float32, copy=True))
         self.register_buffer("var_F", var_F.to(torch.float32, copy=True))
 

@@ -22,18 +22,13 @@ Model = Dnn | Lstm
 
 
 def build_model(
-    settings: ModelSettings,
-    num_mels: int,
-    num_states: int,
-    mean_F: Tensor,
-    var_F: Tensor,
-    seed: int,
+    settings: ModelSettings, num_states: int, mean_F: Tensor, var_F: Tensor, seed: int
 ) -> Model:
     """Build the network of the settings on the CPU; arguments as in `Dnn`."""
     if settings.lstm is not None:
-        return Lstm(settings.lstm, num_mels, num_states, mean_F, var_F, seed)
+        return Lstm(settings.lstm, num_states, mean_F, var_F, seed)
     assert settings.dnn is not None  # schema checks that one of the two is set
-    return Dnn(settings.dnn, num_mels, num_states, mean_F, var_F, seed)
+    return Dnn(settings.dnn, num_states, mean_F, var_F, seed)
 
 
 def num_parameters(settings: ModelSettings, num_mels: int, num_states: int) -> int:
@@ -130,15 +125,15 @@ def load_model(path: Path | str) -> tuple[Model, dict[str, Any]]:
     about = files.read_json(path)
     try:
         settings = schema.build(ModelSettings, about["model"], "model")
-        sizes = about["num_mels"], about["num_states"]
+        num_mels, num_states = about["num_mels"], about["num_states"]
         listed = {"path": about["file"], "bytes": about["bytes"], "sha256": about["sha256"]}
     except (KeyError, TypeError) as error:
         raise files.DamagedFileError(
             f"{path} is not a model ({error!r}); delete it and run make again"
         ) from error
     tensors = load_tensors(files.check_part(path.parent, listed, remake=path))
-    _check_size(path, settings, *sizes, tensors)
-    model = build_model(settings, *sizes, torch.zeros(sizes[0]), torch.ones(sizes[0]), seed=0)
+    _check_size(path, settings, num_mels, num_states, tensors)
+    model = build_model(settings, num_states, torch.zeros(num_mels), torch.ones(num_mels), seed=0)
     _check_tensors(path.parent / listed["path"], tensors, model.state_dict())
     model.load_state_dict(tensors)
     return model.eval(), about

@@ -46,7 +46,7 @@ class StripedDnn(Dnn):
     """
 
     def __init__(self, whole: Dnn, mesh: DeviceMesh, parts: int = 2) -> None:
-        Normalised.__init__(self, whole.num_mels, whole.mean_F, whole.var_F)
+        Normalised.__init__(self, whole.mean_F, whole.var_F)
         self.context_left, self.context_right = whole.context_left, whole.context_right
         self.num_states, self.layers = whole.num_states, whole.layers
         self.nonlinearity, self.dropout = whole.nonlinearity, whole.dropout

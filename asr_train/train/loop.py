@@ -96,7 +96,6 @@ def train(
 
     model = build_model(
         run.model,
-        train_shards.num_mels,
         train_shards.num_states,
         torch.from_numpy(train_shards.mean_F),
         torch.from_numpy(train_shards.var_F),

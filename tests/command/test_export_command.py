@@ -27,7 +27,7 @@ NETWORKS = {
 def test_scores_are_those_of_our_network(tmp_path, name):
     settings = schema.build(schema.ModelSettings, NETWORKS[name], "model")
     torch.manual_seed(0)
-    model = build_model(settings, MELS, STATES, torch.randn(MELS), 1 + torch.rand(MELS), seed=1)
+    model = build_model(settings, STATES, torch.randn(MELS), 1 + torch.rand(MELS), seed=1)
     for parameter in model.parameters():  # the output layer begins with zeros
         torch.nn.init.normal_(parameter, std=0.5)
     priors_S = torch.rand(STATES).softmax(0)

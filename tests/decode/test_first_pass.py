@@ -154,7 +154,7 @@ def network(models, lang):
     states, sat = lang.states, read_json(models["sat"])
     settings = build(ModelSettings, {"dnn": DNN})
     sizes = torch.zeros(DIMS), torch.ones(DIMS)
-    model = build_model(settings, DIMS, states.num_states, *sizes, seed=1)
+    model = build_model(settings, states.num_states, *sizes, seed=1)
     torch.nn.init.normal_(model.layers[-1].weight, generator=torch.Generator().manual_seed(2))
     about = {"run": "dnn", "model": {"dnn": DNN}, "priors": [1.0] * states.num_states}
     about |= {"feats": sat["feats"], "norm": {"by": "none", "variance": False}}

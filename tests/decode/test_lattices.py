@@ -181,7 +181,7 @@ def test_a_network_on_adapted_frames_searches_with_the_transforms_of_its_shards(
     """Which are in the alignments: the system that made them is not read."""
     states, sizes = lang.states, (torch.zeros(4), torch.ones(4))
     settings = build(ModelSettings, {"dnn": DNN})
-    model = build_model(settings, 4, states.num_states, *sizes, seed=1)
+    model = build_model(settings, states.num_states, *sizes, seed=1)
     about = {"run": "dnn", "model": {"dnn": DNN}, "priors": [1.0] * states.num_states}
     about |= {"feats": plain(feats.settings), "norm": {"by": "none", "variance": False}}
     about |= {"states_hash": states.hash, "states": states.plain(), "fmllr": SYSTEM}

@@ -52,7 +52,7 @@ def random_network(lang, feats, priors_S, tmp_path, values):
     settings = build(ModelSettings, values)
     generator = torch.Generator().manual_seed(3)
     mean_F = torch.randn(num_mels, generator=generator)
-    model = build_model(settings, num_mels, num_states, mean_F, torch.full((num_mels,), 2.0), 1)
+    model = build_model(settings, num_states, mean_F, torch.full((num_mels,), 2.0), 1)
     with torch.no_grad():
         output = model.layers[-1] if "dnn" in values else model.output
         for weights in output.parameters():

@@ -219,9 +219,7 @@ def test_scores_of_pdf_ids_go_to_kaldi(work):
     norm = NormSettings(by=NormBy.speaker, variance=True)
     values = {"layers": 1, "width": 4, "nonlinearity": "sigmoid"}
     values = {"dnn": {**values, "context_left": 1, "context_right": 2}}
-    model = build_model(
-        build(ModelSettings, values), 5, STATES, torch.zeros(5), torch.ones(5), seed=1
-    )
+    model = build_model(build(ModelSettings, values), STATES, torch.zeros(5), torch.ones(5), seed=1)
     about = {
         "run": "dnn",
         "model": values,

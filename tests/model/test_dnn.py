@@ -18,7 +18,7 @@ F, S, WINDOW = 5, 7, 6
 def make(seed=0, mean_F=None, var_F=None, settings=SETTINGS) -> Dnn:
     mean_F = torch.zeros(F) if mean_F is None else mean_F
     var_F = torch.ones(F) if var_F is None else var_F
-    return Dnn(settings, F, S, mean_F, var_F, seed)
+    return Dnn(settings, S, mean_F, var_F, seed)
 
 
 def random_output(model: Dnn) -> Dnn:
@@ -67,7 +67,7 @@ def test_mean_and_variance_are_taken_out_of_every_frame():
 
 
 def test_the_number_of_parameters_is_that_of_the_network():
-    model = build_model(ModelSettings(dnn=SETTINGS), F, S, torch.zeros(F), torch.ones(F), seed=0)
+    model = build_model(ModelSettings(dnn=SETTINGS), S, torch.zeros(F), torch.ones(F), seed=0)
     assert num_parameters(SETTINGS, F, S) == sum(p.numel() for p in model.parameters())
 
 
@@ -108,7 +108,7 @@ def test_signals_and_gradients_neither_vanish_nor_explode_through_seven_layers(n
 
 
 def test_statistics_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"mean_F has shape \[6\]; it must be \[5\]"):
+    with pytest.raises(ValueError, match=r"var_F has shape \[5\]; it must be \[6\]"):
         make(mean_F=torch.zeros(F + 1))
     with pytest.raises(ValueError, match=r"var_F has 0.0; every bin's must be positive"):
         make(var_F=torch.zeros(F))

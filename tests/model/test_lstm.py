@@ -35,7 +35,7 @@ def make(seed: int = 0, mean_F=None, var_F=None, **changes: int) -> Lstm:
     """Make an LSTM with a random output layer: it starts at zero, where all logits are equal."""
     mean_F = torch.zeros(F) if mean_F is None else mean_F
     var_F = torch.ones(F) if var_F is None else var_F
-    model = Lstm(settings(**changes), F, S, mean_F, var_F, seed)
+    model = Lstm(settings(**changes), S, mean_F, var_F, seed)
     with torch.no_grad():
         model.output.weight.normal_(generator=torch.Generator().manual_seed(1))
     return model
@@ -140,7 +140,7 @@ def test_the_seed_decides_the_first_weights_and_nothing_else_is_drawn():
 
 
 def test_the_first_loss_is_that_of_guessing_and_forget_gates_are_open():
-    model = Lstm(settings(), F, S, torch.zeros(F), torch.ones(F), 0)
+    model = Lstm(settings(), S, torch.zeros(F), torch.ones(F), 0)
     ali_BT = torch.zeros(1, 3, dtype=torch.long)
     logits_BTS = model(padded(model, noise(9, F)))
     loss, _ = frame_loss(logits_BTS, ali_BT, torch.ones_like(ali_BT, dtype=torch.bool))
@@ -161,7 +161,7 @@ def test_what_is_saved_is_loaded(tmp_path):
 
 def test_the_number_of_parameters_is_that_of_the_network():
     chosen = ModelSettings(lstm=settings(layers=3, stack=2))
-    model = build_model(chosen, F, S, torch.zeros(F), torch.ones(F), seed=0)
+    model = build_model(chosen, S, torch.zeros(F), torch.ones(F), seed=0)
     assert num_parameters(chosen, F, S) == sum(p.numel() for p in model.parameters())
 
 

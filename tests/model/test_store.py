@@ -25,7 +25,7 @@ def settings(width: int = 8, layers: int = 2) -> ModelSettings:
 
 
 def make(seed: int = 0, **sizes: int):
-    return build_model(settings(**sizes), F, S, torch.arange(F), 1 + torch.arange(F), seed)
+    return build_model(settings(**sizes), S, torch.arange(F), 1 + torch.arange(F), seed)
 
 
 ABOUT = {

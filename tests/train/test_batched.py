@@ -36,7 +36,7 @@ def settings_of(dnn, **optim):
 
 def network(run):
     mean_F, var_F = torch.zeros(tiny.NUM_MELS), torch.ones(tiny.NUM_MELS)
-    model = build_model(run.model, tiny.NUM_MELS, tiny.NUM_STATES, mean_F, var_F, seed=3)
+    model = build_model(run.model, tiny.NUM_STATES, mean_F, var_F, seed=3)
     return model, Bucket(model)
 
 

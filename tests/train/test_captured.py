@@ -23,7 +23,7 @@ MELS, STATES = 8, 40
 
 def network(*changes, name="dnn_4x256"):
     run = compose.settings("sgd", [f"model={name}", *changes])
-    model = build_model(run.model, MELS, STATES, torch.zeros(MELS), torch.ones(MELS), seed=1)
+    model = build_model(run.model, STATES, torch.zeros(MELS), torch.ones(MELS), seed=1)
     return model, run.optim
 
 

@@ -326,7 +326,7 @@ def test_what_is_put_back_is_what_was_held(splits, name):
     """Models, velocity, residuals and blocks: the same steps give the same bits."""
     run, workers = settings(name), workers_of(name)
     stds = (torch.from_numpy(numbers) for numbers in (splits[0].mean_F, splits[0].var_F))
-    model = build_model(run.model, tiny.NUM_MELS, tiny.NUM_STATES, *stds, 0)
+    model = build_model(run.model, tiny.NUM_STATES, *stds, 0)
     bucket = Bucket(model)
     exchange = Loopback(range(workers), CPU)
     method = build(run.comm, exchange, bucket.weights_P.numel())
@@ -430,9 +430,7 @@ def test_a_model_that_fell_at_the_end_is_not_kept_and_more_epochs_end_as_ever(
 
 
 def test_a_simulated_clock_does_not_run_back_when_a_model_is_reverted():
-    bucket = Bucket(
-        build_model(settings("gtc_async").model, 4, 6, torch.zeros(4), torch.ones(4), 0)
-    )
+    bucket = Bucket(build_model(settings("gtc_async").model, 6, torch.zeros(4), torch.ones(4), 0))
     method = build(settings("gtc_async").comm, Loopback(range(3), CPU), len(bucket.weights_P))
     state = RunState.fresh(bucket, method, Schedule(settings("gtc_async").optim))
 

@@ -233,7 +233,6 @@ def new_state(splits, momentum=0.5) -> tuple[torch.nn.Module, RunState]:
     run, train = tiny.settings(momentum=momentum), splits[0]
     model = build_model(
         run.model,
-        train.num_mels,
         train.num_states,
         torch.from_numpy(train.mean_F),
         torch.from_numpy(train.var_F),

@@ -63,14 +63,14 @@ def test_layers_are_added_one_by_one_and_all_are_handed_over(splits, tmp_path):
 
 
 def test_a_deeper_network_takes_the_hidden_layers_and_a_new_output(splits):
-    run, sizes = tiny.settings(), (tiny.NUM_MELS, tiny.NUM_STATES)
+    run = tiny.settings()
     ones = torch.ones(tiny.NUM_MELS)
 
     def network(layers, seed):
         model = dataclasses.replace(
             run.model, dnn=dataclasses.replace(run.model.dnn, layers=layers)
         )
-        return build_model(model, *sizes, ones, ones, seed)
+        return build_model(model, tiny.NUM_STATES, ones, ones, seed)
 
     source, target, drawn = network(2, 0), network(3, 1), network(3, 1)
     initialise_from(source, target)
@@ -92,9 +92,7 @@ def test_a_deeper_network_takes_the_hidden_layers_and_a_new_output(splits):
 def test_a_network_of_equal_sizes_that_computes_otherwise_is_refused(change, message):
     given, ones = tiny.settings().model, torch.ones(tiny.NUM_MELS)
     other = dataclasses.replace(given, dnn=dataclasses.replace(given.dnn, **change))
-    source, target = (
-        build_model(s, tiny.NUM_MELS, tiny.NUM_STATES, ones, ones, 0) for s in (given, other)
-    )
+    source, target = (build_model(s, tiny.NUM_STATES, ones, ones, 0) for s in (given, other))
     with pytest.raises(ValueError, match=message):
         initialise_from(source, target)
 
@@ -102,11 +100,11 @@ def test_a_network_of_equal_sizes_that_computes_otherwise_is_refused(change, mes
 def test_layers_of_low_rank_are_the_nearest_to_the_trained_ones():
     """With the largest rank that saves anything, the network computes nearly the same."""
     given = tiny.settings().model
-    sizes, ones = (tiny.NUM_MELS, 40), torch.ones(tiny.NUM_MELS)
+    ones = torch.ones(tiny.NUM_MELS)
 
     def network(rank, seed):
         dnn = dataclasses.replace(given.dnn, layers=3, width=40, rank=rank)
-        return build_model(dataclasses.replace(given, dnn=dnn), *sizes, ones, ones, seed)
+        return build_model(dataclasses.replace(given, dnn=dnn), 40, ones, ones, seed)
 
     source, feats_BTF = network(None, 0), torch.randn(2, 30, tiny.NUM_MELS)
     torch.nn.init.normal_(source.layers[-1].weight)

@@ -91,7 +91,7 @@ def test_a_minibatch_has_the_loss_of_its_utterances(latticed, kind, lstm):
     shards = latticed[0]
     mean, var = torch.from_numpy(shards.mean_F), torch.from_numpy(shards.var_F)
     run = tiny.settings(lstm=lstm)
-    model = build_model(run.model, shards.num_mels, shards.num_states, mean, var, 0).double()
+    model = build_model(run.model, shards.num_states, mean, var, 0).double()
     torch.nn.init.normal_(list(model.parameters())[-2])  # else all states are equally likely
     found = objective_of(objective(kind), shards)
     total, correct, frames = 0.0, 0, 0

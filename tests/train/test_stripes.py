@@ -101,7 +101,7 @@ def network(**more):
     """Return a network whose output layer is not zero, as it is in the beginning."""
     model_settings = build(ModelSettings, {"dnn": {**DNN, **more}})
     ones = torch.ones(tiny.NUM_MELS)
-    model = build_model(model_settings, tiny.NUM_MELS, tiny.NUM_STATES, 0 * ones, ones, seed=3)
+    model = build_model(model_settings, tiny.NUM_STATES, 0 * ones, ones, seed=3)
     generator = torch.Generator().manual_seed(4)
     last = model.layers[-1]
     torch.nn.init.normal_(getattr(last, "out", last).weight, generator=generator)

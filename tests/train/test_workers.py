@@ -305,7 +305,7 @@ def test_processes_with_other_files_do_not_begin(splits, tmp_path, monkeypatch, 
 def model_of():
     run = settings()
     ones = torch.ones(tiny.NUM_MELS)
-    return build_model(run.model, tiny.NUM_MELS, tiny.NUM_STATES, ones, ones, seed=0)
+    return build_model(run.model, tiny.NUM_STATES, ones, ones, seed=0)
 
 
 def fresh(name, workers) -> RunState:
