@@ -203,7 +203,7 @@ def compress(grad: Any, residual: Any, kept: Any, threshold: float) -> tuple[Any
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _tally_some(grad: Any, residual: Any, kept: Any, counts: Any, threshold: Any) -> Any:
+def _tally(grad: Any, residual: Any, kept: Any, counts: Any, threshold: Any) -> Any:
     """Compute `tally` of some elements of a row; return how many are sent, and how many finite."""
     infinity = np.float32(np.inf)
     many, good = np.int32(0), np.int32(0)
@@ -219,6 +219,18 @@ def _tally_some(grad: Any, residual: Any, kept: Any, counts: Any, threshold: Any
     return many, good
 
 
+def tally(grads: Any, residuals: Any, kept: Any, counts: Any, threshold: float) -> Any:
+    """Compute threshold.tally_rows; int64 [2, W]: sent elements, and finite ones."""
+    (workers, size), tau = kept.shape, np.float32(threshold)
+
+    def work(begin: int, end: int) -> Any:
+        own = slice(begin, end)
+        rows = zip(grads, residuals, kept, strict=True)
+        return np.array([_tally(g[own], r[own], k[own], counts[own], tau) for g, r, k in rows]).T
+
+    return sum(in_parts(size, CHUNK, work, weight=workers))
+
+
 def _flat(rows: Any) -> tuple[Any, int]:
     """Return rows [W, P] that may lie apart as one vector, and the elements from row to row.
 
@@ -228,32 +240,6 @@ def _flat(rows: Any) -> tuple[Any, int]:
     step = rows.strides[0] // rows.itemsize
     size = (len(rows) - 1) * step + rows.shape[1]
     return np.lib.stride_tricks.as_strided(rows, (size,), (rows.itemsize,)), step
-
-
-@numba.njit(cache=True, nogil=True)
-def _tally(
-    grads: Any, residuals: Any, kept: Any, counts: Any, threshold: Any, workers: int,
-    begin: int, end: int,
-) -> Any:  # fmt: skip
-    """Compute `tally` of a range of columns; int64 [2, W]: sent elements, and finite ones."""
-    found = np.zeros((2, workers), np.int64)
-    for w in range(workers):
-        for first in range(begin, end, CHUNK):
-            last = min(first + CHUNK, end)
-            g = grads[0][w * grads[1] + first : w * grads[1] + last]
-            r = residuals[0][w * residuals[1] + first : w * residuals[1] + last]
-            k = kept[0][w * kept[1] + first : w * kept[1] + last]
-            many, good = _tally_some(g, r, k, counts[first:last], threshold)
-            found[0, w] += many
-            found[1, w] += good
-    return found
-
-
-def tally(grads: Any, residuals: Any, kept: Any, counts: Any, threshold: float) -> Any:
-    """Compute threshold.tally_rows; int64 [2, W]: sent elements, and finite ones."""
-    workers, size = kept.shape
-    given = _flat(grads), _flat(residuals), _flat(kept), counts, np.float32(threshold), workers
-    return sum(in_parts(size, CHUNK, lambda begin, end: _tally(*given, begin, end), weight=workers))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -288,7 +274,7 @@ def _tally_products(
             at = offset + o * wide
             r = residuals[0][w * residuals[1] + at : w * residuals[1] + at + wide]
             k = kept[0][w * kept[1] + at : w * kept[1] + at + wide]
-            many, good = _tally_some(grad, r, k, counts[at : at + wide], threshold)
+            many, good = _tally(grad, r, k, counts[at : at + wide], threshold)
             found[0, w] += many
             found[1, w] += good
     return found
