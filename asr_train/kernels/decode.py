@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asr_train.checks import check_same, check_shape
+from asr_train.checks import check_shape
 from asr_train.kernels import threshold
 from asr_train.kernels.backend import Backend, choose
 
@@ -80,13 +80,8 @@ def combine(
     Raises:
         ValueError: if a tensor's dtype or shape is wrong.
     """
-    _check(out_P, [*plus, *minus])
-    check_same("decode.combine", base_P=base_P, out_P=out_P)
-    if counts_NP.shape[1:] != out_P.shape or counts_NP.dtype is not torch.float32:
-        raise ValueError(
-            f"decode.combine: counts_NP is {counts_NP.dtype} {list(counts_NP.shape)} but out_P "
-            f"has {len(out_P)} elements; they must agree"
-        )
+    _check([*plus, *minus], base_P=base_P, out_P=out_P)
+    check_shape("counts_NP", counts_NP, None, len(out_P))
     if choose(out_P) is Backend.cpu and len(out_P):
         from asr_train.kernels import compiled
 
@@ -107,18 +102,15 @@ def combine(
     torch.add(base_P, total_P.mul_(tau), alpha=-rate, out=out_P)
 
 
-def _check(out_P: Tensor, messages: Messages) -> None:
-    check_shape("out_P", out_P, None)
-    threshold.check_size(len(out_P))
-    if out_P.dtype is not torch.float32 or not out_P.is_contiguous():
-        raise ValueError(f"decode needs contiguous float32 but out_P is {out_P.dtype}")
+def _check(messages: Messages, **vectors: Tensor) -> None:
+    threshold.check_vectors("decode", **vectors)
     for words_K in messages:
         if words_K.dtype is not torch.int32:
             raise ValueError(f"sent elements are int32 but a message's are {words_K.dtype}")
 
 
 def _run(messages: Messages, tau: float, rate: float | None, out_P: Tensor) -> None:
-    _check(out_P, messages)
+    _check(messages, out_P=out_P)
     backend = choose(out_P)
     if backend is Backend.cpu:
         from asr_train.kernels import compiled

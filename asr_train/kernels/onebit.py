@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr_train.checks import check_same, check_shape
+from asr_train.checks import check_shape
 from asr_train.kernels.backend import Backend, choose
-from asr_train.kernels.threshold import check_size
+from asr_train.kernels.threshold import check_vectors
 
 Matrices = Sequence[tuple[int, int, int]]  # offset, rows and columns of each
 
@@ -122,14 +122,10 @@ class Sum:
 
 
 def _check_vectors(matrices: Matrices, **vectors: Tensor) -> None:
-    check_same("onebit.quantise_all", **vectors)
+    check_vectors("onebit.quantise_all", **vectors)
     size = max((o + r * c for o, r, c in matrices), default=0)
-    check_size(size)
     for name, vector_P in vectors.items():
         check_shape(name, vector_P, size)
-        _check_float(name, vector_P)
-        if not vector_P.is_contiguous():
-            raise ValueError(f"onebit.quantise_all: {name} has gaps; call contiguous()")
 
 
 def _array(matrices: Matrices) -> np.ndarray:
@@ -163,7 +159,8 @@ def add_up(matrices: Sequence[OneBit], out_RC: Tensor) -> None:
         ValueError: if shapes or dtypes are wrong, or there is no matrix.
     """
     check_shape("out_RC", out_RC, None, None)
-    _check_float("out_RC", out_RC)
+    if out_RC.dtype is not torch.float32 or not out_RC.is_contiguous():
+        raise ValueError(f"onebit.add_up: out_RC is {out_RC.dtype}; it must be contiguous float32")
     if not matrices:
         raise ValueError("onebit.add_up got no matrices; a sum needs at least one")
     rows, columns = out_RC.shape
@@ -175,8 +172,6 @@ def add_up(matrices: Sequence[OneBit], out_RC: Tensor) -> None:
         add_up_reference(matrices, out_RC)
         return
     bits_WRB, means_W2C = (torch.stack(some) for some in zip(*matrices, strict=True))
-    if not out_RC.is_contiguous():
-        raise ValueError("onebit.add_up: out_RC has gaps or is transposed; call contiguous()")
     if backend is Backend.triton:
         from asr_train.kernels import gpu_dense
 
@@ -214,11 +209,6 @@ def add_up_reference(matrices: Sequence[OneBit], out_RC: Tensor) -> None:
     for bits_RB, means_2C in matrices:
         is_high_RC = unpacked(bits_RB, out_RC.shape[1])
         out_RC += torch.where(is_high_RC, means_2C[1], means_2C[0])
-
-
-def _check_float(name: str, tensor: Tensor) -> None:
-    if tensor.dtype is not torch.float32:
-        raise ValueError(f"{name} is {tensor.dtype}; it must be float32")
 
 
 def _places(like: Tensor) -> Tensor:

@@ -61,7 +61,8 @@ def compress_rows(
     """
     each = list(zip(grads_WP, residuals_WP, kept_WP, strict=True))
     for grad_P, residual_P, kept_P in each:
-        _check("threshold.compress", grad_P, residual_P, threshold, kept_P)
+        vectors = {"grad_P": grad_P, "residual_P": residual_P, "kept_P": kept_P}
+        _check("threshold.compress", threshold, **vectors)
     backend = choose(grads_WP) if grads_WP.numel() else Backend.reference
     if backend is Backend.triton:
         from asr_train.kernels import gpu_sparse
@@ -118,8 +119,8 @@ def tally_rows(
     check_same("threshold.tally_rows", residuals_WP=residuals_WP, kept_WP=kept_WP)
     check_shape("grads_WP", grads_WP, *kept_WP.shape)
     # The other rows lie as the first does
-    _check("threshold.tally_rows", grads_WP[0], residuals_WP[0], threshold, kept_WP[0])
-    check_same("threshold.tally_rows", counts_P=counts_P, kept_P=kept_WP[0])
+    vectors = {"grad_P": grads_WP[0], "residual_P": residuals_WP[0], "kept_P": kept_WP[0]}
+    _check("threshold.tally_rows", threshold, **vectors, counts_P=counts_P)
     backend = choose(counts_P)
     if backend is Backend.reference:
         each = zip(grads_WP, residuals_WP, kept_WP, strict=True)
@@ -133,8 +134,8 @@ def tally_rows(
         return gpu_sparse.tally_rows(grads_WP, residuals_WP, threshold, kept_WP, counts_P)
     from asr_train.kernels import compiled
 
-    vectors = grads_WP, residuals_WP, kept_WP, counts_P
-    grads, residuals, kept, counts = (v.detach().numpy() for v in vectors)
+    rows = grads_WP, residuals_WP, kept_WP
+    grads, residuals, kept, counts = (v.detach().numpy() for v in (*rows, counts_P))
     sent, finite = compiled.tally(grads, residuals, kept, counts, threshold)
     return torch.from_numpy(np.stack([sent, len(counts_P) - finite], 1))
 
@@ -160,12 +161,11 @@ def tally_factors(
             an offset each, all float32: a row's gradient has the transposed deltas times the inputs
             there, row by row. Together they are the gradients of all rows.
     Raises:
-        ValueError: as `compress`; if the factors are not float32, or of other workers or elements.
+        ValueError: as `compress`; if the factors are of other workers.
     """
-    where = "threshold.tally_factors"
-    check_same(where, residuals_WP=residuals_WP, kept_WP=kept_WP)
-    _check(where, residuals_WP[0], residuals_WP[0], threshold, kept_WP[0])
-    check_same(where, counts_P=counts_P, kept_P=kept_WP[0])
+    check_same("threshold.tally_factors", residuals_WP=residuals_WP, kept_WP=kept_WP)
+    vectors = {"residual_P": residuals_WP[0], "kept_P": kept_WP[0], "counts_P": counts_P}
+    _check("threshold.tally_factors", threshold, **vectors)
     workers, size = kept_WP.shape
     covered = 0
     matrices = []
@@ -175,20 +175,11 @@ def tally_factors(
             deltas_WNO = inputs_WNI.new_ones(workers, frames, 1)
         check_shape("inputs_WNI", inputs_WNI, workers, frames, None)
         check_shape("deltas_WNO", deltas_WNO, workers, frames, None)
-        if not deltas_WNO.dtype == inputs_WNI.dtype == torch.float32:
-            raise ValueError(
-                f"{where}: a factor is {deltas_WNO.dtype} and {inputs_WNI.dtype}; "
-                "both matrices must be float32"
-            )
-        if offset != covered:
-            raise ValueError(
-                f"{where}: a factor begins at element {offset}, but those before it end at "
-                f"{covered}; sort factors by offset, without gaps"
-            )
+        assert deltas_WNO.dtype == inputs_WNI.dtype == torch.float32, "factors are float32"
+        assert offset == covered, "factors are not sorted by offset, or have gaps"
         matrices.append([m.detach().contiguous().numpy() for m in (deltas_WNO, inputs_WNI)])
         covered += deltas_WNO.shape[2] * inputs_WNI.shape[2]
-    if covered != size:
-        raise ValueError(f"{where}: factors have {covered} elements, residuals have {size}")
+    assert covered == size, f"factors have {covered} elements, residuals have {size}"
     from asr_train.kernels import compiled
 
     residuals, kept, counts = (v.detach().numpy() for v in (residuals_WP, kept_WP, counts_P))
@@ -229,7 +220,8 @@ def compress_fixed_rows(
     """
     each = list(zip(grads_WP, residuals_WP, kept_WP, turns_W, strict=True))
     for grad_P, residual_P, kept_P, _ in each:
-        _check("threshold.compress_fixed_rows", grad_P, residual_P, threshold, kept_P)
+        vectors = {"grad_P": grad_P, "residual_P": residual_P, "kept_P": kept_P}
+        _check("threshold.compress_fixed_rows", threshold, **vectors)
     check_positive("capacity", capacity)
     if choose(grads_WP) is Backend.triton and grads_WP.numel():
         from asr_train.kernels import gpu_sparse
@@ -336,21 +328,24 @@ def check_size(size: int) -> None:
         )
 
 
-def _check(
-    where: str, grad_P: Tensor, residual_P: Tensor, threshold: float, kept_P: Tensor
-) -> None:
-    check_same(where, residual_P=residual_P, kept_P=kept_P)
-    check_same(where, grad_P=grad_P, residual_P=residual_P)
-    if residual_P.dtype is not torch.float32 or residual_P.ndim != 1:
-        raise ValueError(
-            f"{where}: residuals are {residual_P.dtype} {list(residual_P.shape)}; they must be "
-            "float32 in one row (fewer bits lose small gradients beside a large residual)"
-        )
-    if not all(t.is_contiguous() for t in (grad_P, residual_P, kept_P)):
-        raise ValueError(f"{where}: a tensor has gaps between its elements; call contiguous()")
+def check_vectors(where: str, **vectors: Tensor) -> None:
+    """Raise ValueError unless all are float32 [P] without gaps, with the same P, not too large."""
+    check_same(where, **vectors)
+    for name, vector_P in vectors.items():
+        is_flat = vector_P.ndim == 1 and vector_P.is_contiguous()
+        if vector_P.dtype is not torch.float32 or not is_flat:
+            # Fewer bits lose small gradients beside a large residual
+            raise ValueError(
+                f"{where}: {name} is {vector_P.dtype} {list(vector_P.shape)} with strides "
+                f"{vector_P.stride()}; it must be float32 in one row, without gaps"
+            )
+        check_size(len(vector_P))
+
+
+def _check(where: str, threshold: float, **vectors: Tensor) -> None:
+    check_vectors(where, **vectors)
     if not SMALLEST <= threshold <= LARGEST:
         raise ValueError(
             f"threshold is {threshold}; it must be positive and a normal float32, "
             f"{SMALLEST:.3g} to {LARGEST:.3g}"
         )
-    check_size(grad_P.numel())

@@ -217,16 +217,16 @@ def test_a_tally_of_factors_is_that_of_their_products(frames, threads, odd, monk
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda f: f[1:], "begins at element 6, but those before it end at 0"),
+        (lambda f: f[1:], "not sorted by offset, or have gaps"),
         (lambda f: f[:1], "factors have 6 elements, residuals have 10"),
-        (lambda f: [f[0]._replace(inputs_WNI=f[0].inputs_WNI.double()), f[1]], "must be float32"),
+        (lambda f: [f[0]._replace(inputs_WNI=f[0].inputs_WNI.double()), f[1]], "float32"),
         (lambda f: [f[0]._replace(deltas_WNO=f[0].deltas_WNO[:1]), f[1]], "must be .2, 4, any"),
     ],
 )
 def test_factors_that_do_not_make_up_the_gradients_are_refused(change, message):
     factors, size = factors_of(2, 4, [(3, 2), (2, 2)])
     residuals_WP = torch.zeros(2, size)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((AssertionError, ValueError), match=message):
         tally_factors(change(factors), residuals_WP, 1.0, residuals_WP.clone(), torch.zeros(size))
 
 
@@ -470,9 +470,9 @@ def _total(sent, size):
 def test_what_cannot_be_decoded_is_refused():
     with pytest.raises(ValueError, match="sent elements are int32 but a message"):
         decode.total([torch.zeros(3, dtype=torch.int64)], 1.0, torch.zeros(5))
-    with pytest.raises(ValueError, match=r"contiguous float32 but out_P is torch.float64"):
+    with pytest.raises(ValueError, match=r"out_P is torch.float64 \[5\] .* must be float32"):
         decode.update([], 1.0, 1.0, torch.zeros(5, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"counts_NP is torch.float32 \[2, 4\] but out_P has 5"):
+    with pytest.raises(ValueError, match=r"counts_NP has shape \[2, 4\]; it must be \[any, 5\]"):
         decode.combine(torch.zeros(5), torch.zeros(2, 4), [0], [], [], 1.0, 1.0, torch.zeros(5))
     half_P = torch.zeros(3, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="float32 in one row"):
