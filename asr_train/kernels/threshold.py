@@ -59,10 +59,8 @@ def compress_rows(
 
     Rows may be apart; on a GPU, multiples of 16 elements from row to row are fastest.
     """
-    each = list(zip(grads_WP, residuals_WP, kept_WP, strict=True))
-    for grad_P, residual_P, kept_P in each:
-        vectors = {"grad_P": grad_P, "residual_P": residual_P, "kept_P": kept_P}
-        _check("threshold.compress", threshold, **vectors)
+    rows = {"grads_WP": grads_WP, "residuals_WP": residuals_WP, "kept_WP": kept_WP}
+    _check("threshold.compress", threshold, rows)
     backend = choose(grads_WP) if grads_WP.numel() else Backend.reference
     if backend is Backend.triton:
         from asr_train.kernels import gpu_sparse
@@ -70,9 +68,8 @@ def compress_rows(
         found = gpu_sparse.compress_rows(grads_WP, residuals_WP, threshold, kept_WP)
         return [Compressed(*one) for one in found]
     one_by_one = compress_reference if backend is Backend.reference else _compress_on_cpu
-    return [
-        one_by_one(grad_P, residual_P, threshold, kept_P) for grad_P, residual_P, kept_P in each
-    ]
+    each = zip(grads_WP, residuals_WP, kept_WP, strict=True)
+    return [one_by_one(g, r, threshold, kept_P) for g, r, kept_P in each]
 
 
 def _compress_on_cpu(
@@ -116,11 +113,8 @@ def tally_rows(
     Raises:
         ValueError: as `compress`.
     """
-    check_same("threshold.tally_rows", residuals_WP=residuals_WP, kept_WP=kept_WP)
-    check_shape("grads_WP", grads_WP, *kept_WP.shape)
-    # The other rows lie as the first does
-    vectors = {"grad_P": grads_WP[0], "residual_P": residuals_WP[0], "kept_P": kept_WP[0]}
-    _check("threshold.tally_rows", threshold, **vectors, counts_P=counts_P)
+    rows = {"grads_WP": grads_WP, "residuals_WP": residuals_WP, "kept_WP": kept_WP}
+    _check("threshold.tally_rows", threshold, rows, counts_P=counts_P)
     backend = choose(counts_P)
     if backend is Backend.reference:
         each = zip(grads_WP, residuals_WP, kept_WP, strict=True)
@@ -134,9 +128,8 @@ def tally_rows(
         return gpu_sparse.tally_rows(grads_WP, residuals_WP, threshold, kept_WP, counts_P)
     from asr_train.kernels import compiled
 
-    rows = grads_WP, residuals_WP, kept_WP
-    grads, residuals, kept, counts = (v.detach().numpy() for v in (*rows, counts_P))
-    sent, finite = compiled.tally(grads, residuals, kept, counts, threshold)
+    arrays = (t.detach().numpy() for t in (*rows.values(), counts_P))
+    sent, finite = compiled.tally(*arrays, threshold)
     return torch.from_numpy(np.stack([sent, len(counts_P) - finite], 1))
 
 
@@ -163,9 +156,8 @@ def tally_factors(
     Raises:
         ValueError: as `compress`; if the factors are of other workers.
     """
-    check_same("threshold.tally_factors", residuals_WP=residuals_WP, kept_WP=kept_WP)
-    vectors = {"residual_P": residuals_WP[0], "kept_P": kept_WP[0], "counts_P": counts_P}
-    _check("threshold.tally_factors", threshold, **vectors)
+    rows = {"residuals_WP": residuals_WP, "kept_WP": kept_WP}
+    _check("threshold.tally_factors", threshold, rows, counts_P=counts_P)
     workers, size = kept_WP.shape
     covered = 0
     matrices = []
@@ -218,10 +210,8 @@ def compress_fixed_rows(
     Raises:
         ValueError: as `compress`; if the capacity is not positive.
     """
-    each = list(zip(grads_WP, residuals_WP, kept_WP, turns_W, strict=True))
-    for grad_P, residual_P, kept_P, _ in each:
-        vectors = {"grad_P": grad_P, "residual_P": residual_P, "kept_P": kept_P}
-        _check("threshold.compress_fixed_rows", threshold, **vectors)
+    rows = {"grads_WP": grads_WP, "residuals_WP": residuals_WP, "kept_WP": kept_WP}
+    _check("threshold.compress_fixed_rows", threshold, rows)
     check_positive("capacity", capacity)
     if choose(grads_WP) is Backend.triton and grads_WP.numel():
         from asr_train.kernels import gpu_sparse
@@ -231,7 +221,7 @@ def compress_fixed_rows(
         )
         return [Fixed(*one) for one in zip(*found, strict=True)]
     messages = []
-    for grad_P, residual_P, kept_P, turn in each:
+    for grad_P, residual_P, kept_P, turn in zip(*rows.values(), turns_W, strict=True):
         words_K, is_finite = compress(grad_P, residual_P, threshold, kept_P)
         words_C, after = words_K.new_zeros(capacity), turn
         wanted = torch.tensor(len(words_K), device=turn.device)
@@ -342,8 +332,10 @@ def check_vectors(where: str, **vectors: Tensor) -> None:
         check_size(len(vector_P))
 
 
-def _check(where: str, threshold: float, **vectors: Tensor) -> None:
-    check_vectors(where, **vectors)
+def _check(where: str, threshold: float, rows: dict[str, Tensor], **vectors: Tensor) -> None:
+    """Check matrices [W, P], whose other rows lie as the first does, and vectors [P]."""
+    check_same(where, **rows)
+    check_vectors(where, **{name: rows_WP[0] for name, rows_WP in rows.items()}, **vectors)
     if not SMALLEST <= threshold <= LARGEST:
         raise ValueError(
             f"threshold is {threshold}; it must be positive and a normal float32, "
