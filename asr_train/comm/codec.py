@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from asr_train.facts import HEADER_BYTES
-from asr_train.kernels import rice
+from asr_train.kernels import rice, threshold
 from asr_train.kernels.checksum import checksum_of, checksums
 from asr_train.kernels.threshold import Fixed, check_size, check_words, from_words, to_words
 
@@ -439,9 +439,8 @@ def fitting(
 ) -> tuple[Tensor, Tensor]:
     """Split elements into those that fit into a payload of `capacity` bytes, and those that wait.
 
-    They are chosen from the index `turn` on, then from the beginning: if `turn` is the first that
-    waited, those that waited go first. Those that fit are sorted; the others are in their turn.
-    A payload of packed32 has room for capacity / 4 elements: it is never a map here.
+    They take turns as in `threshold.in_turn`. A payload of packed32 has room for capacity / 4
+    elements: it is never a map here.
 
     Raises:
         ValueError: if not even an empty message fits.
@@ -453,22 +452,15 @@ def fitting(
     needed = bytes_of(words_K)
     if needed <= capacity:
         return words_K, words_K[:0]
-    index_K, _ = from_words(words_K)
-    first = int(torch.searchsorted(index_K, turn))
-    rolled_K = words_K.roll(-first)
     count = len(words_K)
     while count > 0:
         # First in proportion, as if all codes were equally long; then fewer, until they fit
         count = min(count - 1, int(count * capacity / needed))
-        sent_K = _sorted(rolled_K[:count])
+        sent_K, waiting_K = threshold.in_turn(words_K, count, turn)
         needed = bytes_of(sent_K)
         if needed <= capacity:
-            return sent_K, rolled_K[count:]
+            return sent_K, waiting_K
     raise ValueError(f"no message of {kind.name} fits into {capacity} bytes; it needs {needed}")
-
-
-def _sorted(words_K: Tensor) -> Tensor:
-    return words_K[from_words(words_K)[0].argsort()]
 
 
 def _write_map(words_K: Tensor, size: int) -> Tensor:

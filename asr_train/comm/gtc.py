@@ -157,7 +157,8 @@ class Gtc(Reducer):
                 count, flags = 0, flags | Flags.not_finite
             payload_bytes = codec.payload_bytes_of(count, self.size, self.kind)
             payload_bytes = min(payload_bytes, codec.map_bytes(self.size))
-            headers.append(self._header(worker, frames, count, flags, count, payload_bytes))
+            sent: dict[str, Any] = {"wanted": count, "count": count, "payload_bytes": payload_bytes}
+            headers.append(Header(**self._due(worker), frames=frames, flags=flags, **sent))
         longest = HEADER_BYTES + max(header.payload_bytes for header in headers)
         self.exchange.count_received(LENGTH_BYTES + longest)
         return headers, Counts(counts_P, self.tau)
@@ -209,7 +210,7 @@ class Gtc(Reducer):
         flags = Flags.none if gradient.frames else Flags.end_of_data
         if isinstance(found, threshold.Fixed):
             self._turn[worker] = found.turn
-            header = self._header(worker, gradient.frames, 0, flags)
+            header = Header(**self._due(worker), frames=gradient.frames, wanted=0, flags=flags)
             return codec.write_fixed(found, header)
         words_K, is_finite = found
         if not is_finite:
@@ -225,7 +226,7 @@ class Gtc(Reducer):
                 threshold.take_back(gradient.grad_P, residual_P, kept_P, waiting_K)
                 self._turn[worker] = int(threshold.from_words(waiting_K)[0][0])
                 flags |= Flags.overflow
-        header = self._header(worker, gradient.frames, wanted, flags)
+        header = Header(**self._due(worker), frames=gradient.frames, wanted=wanted, flags=flags)
         return codec.write(words_K, header, self.kind)
 
     def check(self) -> None:
@@ -236,18 +237,6 @@ class Gtc(Reducer):
         """Return what a header of this step says of a worker's message."""
         place = {"step": self.step, "worker": worker, "workers": len(self.exchange)}
         return {**place, "size": self.size, "tau": self.tau}
-
-    def _header(
-        self, worker: int, frames: int, wanted: int, flags: Flags, count: int = 0, payload: int = 0
-    ) -> Header:
-        return Header(
-            **self._due(worker),
-            frames=frames,
-            wanted=wanted,
-            flags=flags,
-            count=count,
-            payload_bytes=payload,
-        )
 
     def _plan_next(self, headers: list[Header]) -> None:
         """Choose the next step's capacity and tau from the headers, the same on all workers."""

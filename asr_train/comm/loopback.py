@@ -30,6 +30,5 @@ class Loopback(Exchange):
         return added(vector_P.to(wire) for vector_P in vectors).to(wire).float()
 
     def groups(self, size: int) -> list[Exchange]:
-        firsts = range(self.members.start, self.members.stop, size)
-        stop = self.members.stop
-        return [Loopback(range(f, min(f + size, stop)), self.device) for f in firsts]
+        places = range(0, len(self), size)
+        return [Loopback(self.members[at : at + size], self.device) for at in places]

@@ -7,6 +7,7 @@ many workers need only one gradient's memory. Knows nothing of networks or shard
 """
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from asr_train.comm.async_workers import AsyncWorkers
 from asr_train.comm.blocks import MomentumBlocks
 from asr_train.comm.exchange import PARTS, Exchange, hosted
-from asr_train.comm.optimizer import Adagrad, Momentum, Replica, Shape, Total, adagrad_of, mean
+from asr_train.comm.optimizer import Adagrad, Momentum, Replica, Shape, Total, mean
 from asr_train.comm.reducers import Gradient, Reducer, Sent, Update
 from asr_train.schema import AdagradPlace, AdagradSettings
 
@@ -161,7 +162,8 @@ class ExchangeMethod:
             self.blocks.begin(weights_P)
 
     def _adagrad(self, settings: AdagradSettings) -> Adagrad:
-        return adagrad_of(settings, self.shapes, self.exchange.device, self.total)
+        runs = [(m, math.prod(shape)) for m, shape in enumerate(self.shapes)]
+        return Adagrad(settings, runs, self.exchange.device, self.total)
 
     def _replica(
         self, weights_P: Tensor, momentum: float, adagrad: AdagradSettings | None

@@ -96,17 +96,6 @@ def means(sums_M: Tensor, sizes_M: Tensor, total: Total | None) -> Tensor:
     return sums_M / sizes_M
 
 
-def adagrad_of(
-    settings: AdagradSettings,
-    shapes: Sequence[Shape],
-    device: torch.device,
-    total: Total | None = None,
-) -> Adagrad:
-    """Return AdaGrad of a whole vector, whose parameters have these shapes."""
-    runs = [(m, math.prod(shape)) for m, shape in enumerate(shapes)]
-    return Adagrad(settings, runs, device, total)
-
-
 class Momentum:
     """SGD on summed gradients: v <- momentum * v + grad; w <- w - rate * v.
 

@@ -101,8 +101,8 @@ class Processes(Exchange):
 
     def groups(self, size: int) -> list[Exchange]:
         found: list[Exchange] = []
-        for first in range(self.members.start, self.members.stop, size):
-            members = range(first, min(first + size, self.members.stop))
+        for at in range(0, len(self), size):
+            members = self.members[at : at + size]
             ranks = [r for r, host in enumerate(self._hosts) if _overlap(members, host)]
             is_here = dist.get_rank() in ranks
             if len(ranks) == 1:

@@ -226,15 +226,25 @@ def compress_fixed_rows(
         words_C, after = words_K.new_zeros(capacity), turn
         wanted = torch.tensor(len(words_K), device=turn.device)
         if len(words_K) > capacity:
-            index_K, _ = from_words(words_K)
-            rolled_K = words_K.roll(-int(torch.searchsorted(index_K, turn)))
-            take_back(grad_P, residual_P, kept_P, rolled_K[capacity:])
-            after = from_words(rolled_K[capacity])[0]
-            words_K = rolled_K[:capacity][from_words(rolled_K[:capacity])[0].argsort()]
+            words_K, waiting_K = in_turn(words_K, capacity, turn)
+            take_back(grad_P, residual_P, kept_P, waiting_K)
+            after = from_words(waiting_K)[0][0]
         words_C[: len(words_K)] = words_K
         finite = torch.tensor(is_finite, device=turn.device)
         messages.append(Fixed(words_C, wanted, after, finite))
     return messages
+
+
+def in_turn(words_K: Tensor, count: int, turn: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Split elements into the first `count`, sorted, and those that wait, in their turn.
+
+    They are counted from the index `turn` on, then from the beginning: if `turn` is the first that
+    waited, those that waited go first.
+    """
+    index_K, _ = from_words(words_K)
+    first = int(torch.searchsorted(index_K, turn))
+    order_K = torch.arange(len(words_K), device=words_K.device).roll(-first)
+    return words_K[order_K[:count].sort().values], words_K[order_K[count:]]
 
 
 def take_back(grad_P: Tensor, residual_P: Tensor, kept_P: Tensor, words_K: Tensor) -> None:

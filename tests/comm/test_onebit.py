@@ -22,7 +22,7 @@ from asr_train.comm import codec
 from asr_train.comm.codec import HEADER_BYTES, MessageError
 from asr_train.comm.columns import Layout, by_columns, by_rows, payload_bytes, read, write
 from asr_train.comm.loopback import Loopback
-from asr_train.comm.optimizer import adagrad_of
+from asr_train.comm.optimizer import Adagrad
 from asr_train.kernels import onebit
 
 LAYOUT = Layout(SHAPES)
@@ -99,7 +99,7 @@ def test_adagrad_stands_at_its_place(place):
 def test_adagrad_of_one_worker(name, place):
     run = Run(method_of(name, 1), momentum=0.5, adagrad=adagrad(place))
     weights_P, velocity_P, ours = torch.linspace(-1, 1, SIZE), torch.zeros(SIZE), adagrad(place)
-    state = adagrad_of(ours, SHAPES, CPU)
+    state = Adagrad(ours, list(enumerate(map(math.prod, SHAPES))), CPU)
 
     def normalized(grad_P):
         state.squares_P = state.after(grad_P, 1)
@@ -119,8 +119,7 @@ def test_adagrad_of_one_worker(name, place):
 
 
 def test_adagrad_is_the_ratio_of_sigma_to_its_matrix_mean_and_has_a_floor():
-    shapes = [(2, 2), (2,), (1,)]
-    state = adagrad_of(adagrad("raw"), shapes, CPU)
+    state = Adagrad(adagrad("raw"), [(0, 4), (1, 2), (2, 1)], CPU)
     state.squares_P = torch.tensor([1.0, 4.0, 9.0, 0.0, 16.0, 16.0, 0.0])
     grad_P = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0])  # what was always zero stays zero
     found = state.normalized(grad_P, state.squares_P)
