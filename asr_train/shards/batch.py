@@ -1,10 +1,9 @@
 """Samples -> **Batch**: whole utterances, padded; or single frames with their context, in pools.
 
-`pad` is for networks that read utterances, and for evaluation. `FramePools` is for networks that
-see one frame and its neighbours: it draws frames at random from a pool of a few utterances, in an
-order determined by (seed, epoch, worker), and can start at any batch. `Sequences` does the same for
-networks that read utterances: whole ones, or pieces of long ones. Frames are stored once; their
-windows are views into the pool, gathered on the device.
+`FramePools` is for networks that see one frame and its neighbours: it draws frames at random from a
+pool of a few utterances, in an order determined by (seed, epoch, worker), and can start at any
+batch. `Sequences` does the same for networks that read utterances: whole ones, or pieces of long
+ones. Frames are stored once; their windows are views into the pool, gathered on the device.
 """
 
 import itertools
@@ -31,9 +30,8 @@ class Batch:
     """The input and targets of one training step.
 
     From `FramePools`, B counts frames: feats_BTF has each one's window, ali_BT and mask_BT have T =
-    1, the frame itself. From `pad`, B counts utterances and T is the same in all three. From
-    `Sequences`, B counts utterances or pieces of them, T counts the network's outputs, and
-    feats_BTF has the frames that it needs for them.
+    1, the frame itself. From `Sequences`, B counts utterances or pieces of them, T counts the
+    network's outputs, and feats_BTF has the frames that it needs for them.
     """
 
     feats_BTF: torch.Tensor  # float32; zeros in padding
@@ -59,40 +57,47 @@ def context_padded(
     return feats_TF[times.to(feats_TF.device)][None]
 
 
-class _Epoch:
-    """One worker's samples of an epoch, in pools of about `pool_frames`; nothing is read yet.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one worker's samples of an epoch become minibatches.
 
-    Args:
+    Attributes:
+        pool_frames: of a pool, about.
         minibatch_frames: of a batch; for `Sequences`, outputs.
         seed, worker, workers, epoch: as in `Shards.samples`.
-        masks: of the samples.
+        masks: of the samples; None: they have none.
         thread: as in `ReadAhead`.
+    """
+
+    pool_frames: int
+    minibatch_frames: int
+    seed: int
+    worker: int
+    workers: int
+    epoch: int
+    device: Device = "cpu"
+    masks: SpecAugmentSettings | None = None
+    thread: Executor | None = None
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        return self.seed, self.worker, self.workers, self.epoch
+
+
+class _Epoch:
+    """One worker's samples of an epoch, in pools; nothing is read yet.
+
     Raises:
         ValueError: if there are more workers than samples.
     """
 
     num_batches: int
 
-    def __init__(
-        self,
-        shards: Shards,
-        *,
-        pool_frames: int,
-        minibatch_frames: int,
-        seed: int,
-        worker: int,
-        workers: int,
-        epoch: int,
-        device: Device = "cpu",
-        masks: SpecAugmentSettings | None = None,
-        thread: Executor | None = None,
-    ) -> None:
-        self.minibatch_frames = minibatch_frames
-        self._shards, self._device, self._masks, self._thread = shards, device, masks, thread
-        self._order = seed, worker, workers, epoch
-        self._frames_N = shards.frames(*self._order)
+    def __init__(self, shards: Shards, plan: Plan) -> None:
+        self._shards, self.plan = shards, plan
+        self._frames_N = shards.frames(*plan.order)
         self._before = np.concatenate([[0], np.cumsum(self._frames_N)])  # frames before each sample
-        self._firsts = _pool_firsts(self._before, pool_frames)  # and, last, the end
+        self._firsts = _pool_firsts(self._before, plan.pool_frames)  # and, last, the end
         self._next = 0
 
     def seek(self, batches: int) -> None:
@@ -101,14 +106,25 @@ class _Epoch:
 
     def _runs(self, firsts: Sequence[int]) -> Iterator[list[Sample]]:
         """Return the samples of each of some pools, with masks if there are any."""
-        seed, _, _, epoch = self._order
-        samples = self._shards.samples(*self._order, start=firsts[0])
-        if self._masks is not None:
+        plan = self.plan
+        samples = self._shards.samples(*plan.order, start=firsts[0])
+        if plan.masks is not None:
             is_normalised = self._shards.about.get("norm", {}).get("by") != "none"
             mean_F = 0.0 if is_normalised else self._shards.mean_F
-            samples = masked(samples, self._masks, seed, epoch, mean_F)
+            samples = masked(samples, plan.masks, plan.seed, plan.epoch, mean_F)
         pairs = itertools.pairwise(firsts)
         return (list(itertools.islice(samples, last - first)) for first, last in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Numbers of frames before and after each one that the network sees.
+
+    An utterance's edges repeat its first and last frame.
+    """
+
+    left: int
+    right: int
 
 
 class FramePools(_Epoch):
@@ -119,23 +135,17 @@ class FramePools(_Epoch):
     pools is cut into minibatches of `minibatch_frames`. So every frame occurs exactly once per
     epoch, and only the last minibatch may be short; one that spans two pools takes its frames from
     both. All of it follows from the index. Iterating again continues after the last batch.
-
-    Args:
-        context_left, context_right: frames of a window before and after its main frame; an
-            utterance's edges repeat its first and last frame.
-        plan: as in `_Epoch`.
     """
 
-    def __init__(
-        self, shards: Shards, *, context_left: int, context_right: int, **plan: Any
-    ) -> None:
-        super().__init__(shards, **plan)
-        self._context = context_left, context_right
+    def __init__(self, shards: Shards, windows: Windows, plan: Plan) -> None:
+        super().__init__(shards, plan)
+        self._windows = windows
         self.num_frames = int(self._before[-1])  # in the whole epoch, of this worker
-        self.num_batches = -(-self.num_frames // self.minibatch_frames)
+        self.num_batches = -(-self.num_frames // plan.minibatch_frames)
 
     def __iter__(self) -> Iterator[Batch]:
-        done = self._next * self.minibatch_frames  # of the epoch's frames
+        plan = self.plan
+        done = self._next * plan.minibatch_frames  # of the epoch's frames
         if done >= self.num_frames:
             return
         pool_at = sum(self._before[first] <= done for first in self._firsts) - 1
@@ -143,11 +153,11 @@ class FramePools(_Epoch):
         at = done - int(self._before[firsts[0]])
         held: list[Batch] = []  # the begin of a minibatch that the last pool did not fill
         arrays = map(self._arrays, self._runs(firsts))  # keeps no samples, as a generator would
-        with ReadAhead(arrays, self._thread) as read:
+        with ReadAhead(arrays, plan.thread) as read:
             for first in firsts[:-1]:
-                pool = _Pool(read.next(), *self._context, self._generator(first), self._device)
+                pool = _Pool(read.next(), self._windows, self._generator(first), plan.device)
                 while at < pool.num_frames:
-                    missing = self.minibatch_frames - sum(piece.frames for piece in held)
+                    missing = plan.minibatch_frames - sum(piece.frames for piece in held)
                     held.append(pool.gather(at, at + missing))
                     at += held[-1].frames
                     if held[-1].frames == missing:
@@ -162,7 +172,7 @@ class FramePools(_Epoch):
             yield _joined(held)
 
     def _arrays(self, samples: Sequence[Sample]) -> "_Arrays":
-        left, right = self._context
+        left, right = self._windows.left, self._windows.right
         pieces = []
         for feats_TF in (sample.feats_TF for sample in samples):
             pieces += [feats_TF[:1].repeat(left, 0), feats_TF, feats_TF[-1:].repeat(right, 0)]
@@ -173,8 +183,8 @@ class FramePools(_Epoch):
         return _Arrays(np.concatenate(pieces), np.arange(len(ali_N)) + edges_N, ali_N)
 
     def _generator(self, first: int) -> torch.Generator:
-        seed, worker, _, epoch = self._order
-        (bits,) = np.random.SeedSequence([seed, epoch, worker, first]).generate_state(1, np.uint64)
+        words = [self.plan.seed, self.plan.epoch, self.plan.worker, first]
+        (bits,) = np.random.SeedSequence(words).generate_state(1, np.uint64)
         return torch.Generator().manual_seed(int(bits))
 
 
@@ -202,11 +212,12 @@ class _Pool:
     """Some utterances' frames in random order, with a view of each one's window."""
 
     def __init__(
-        self, arrays: _Arrays, left: int, right: int, generator: torch.Generator, device: Device
+        self, arrays: _Arrays, windows: Windows, generator: torch.Generator, device: Device
     ) -> None:
+        window = windows.left + 1 + windows.right
         self.num_frames = len(arrays.ali_N)
         rows_RF = torch.from_numpy(arrays.rows_RF).to(device)
-        self._windows_NTF = rows_RF.unfold(0, left + 1 + right, 1).transpose(1, 2)  # they overlap
+        self._windows_NTF = rows_RF.unfold(0, window, 1).transpose(1, 2)  # they overlap
         # On the CPU: same everywhere
         order_N = torch.randperm(self.num_frames, generator=generator)
         self._start_N = torch.from_numpy(arrays.start_N)[order_N].to(device)
@@ -285,42 +296,39 @@ class Sequences(_Epoch):
     `stride` epochs each frame was used once. A minibatch has about `minibatch_frames` outputs: a
     pool's pieces are sorted by length, to reduce padding, cut into runs of equal numbers of
     outputs, and the runs are permuted. All of it follows from the index.
-
-    Args:
-        plan: as in `_Epoch`.
     """
 
-    def __init__(self, shards: Shards, cut: Cut, **plan: Any) -> None:
-        super().__init__(shards, **plan)
+    def __init__(self, shards: Shards, cut: Cut, plan: Plan) -> None:
+        super().__init__(shards, plan)
         self._cut = cut
-        positions_N = shards.part(*self._order)
-        self._plans = [
-            self._plan(self._frames_N[first:last], positions_N[first:last], first)
+        positions_N = shards.part(*plan.order)
+        self._batches = [
+            self._cut_pool(self._frames_N[first:last], positions_N[first:last], first)
             for first, last in itertools.pairwise(self._firsts)
         ]
-        self.num_frames = sum(p.frames for plan in self._plans for batch in plan for p in batch)
-        self.num_batches = sum(map(len, self._plans))
+        self.num_frames = sum(p.frames for pool in self._batches for batch in pool for p in batch)
+        self.num_batches = sum(map(len, self._batches))
 
     def __iter__(self) -> Iterator[Batch]:
-        before = np.cumsum([0, *map(len, self._plans)])  # minibatches before each pool
+        before = np.cumsum([0, *map(len, self._batches)])  # minibatches before each pool
         pool_at = int(np.searchsorted(before, self._next, side="right")) - 1
-        plans, firsts = self._plans[pool_at:], self._firsts[pool_at:]
+        pools, firsts = self._batches[pool_at:], self._firsts[pool_at:]
         skipped = self._next - int(before[pool_at])
-        with ReadAhead(self._runs(firsts), self._thread) as read:
-            for plan in plans:
+        with ReadAhead(self._runs(firsts), self.plan.thread) as read:
+            for batches in pools:
                 run = read.next()
-                for batch in plan[skipped:]:
+                for batch in batches[skipped:]:
                     self._next += 1
                     yield self._batch(batch, run)
                     read.begin()  # not sooner: other workers' first pools are needed first
                 skipped = 0
                 del run  # before the next pool is read: its lattices may take a gigabyte
 
-    def _plan(
+    def _cut_pool(
         self, frames_N: npt.NDArray[np.int64], positions_N: npt.NDArray[np.int64], first: int
     ) -> list[list[_Piece]]:
         """Return the minibatches of a pool, in order."""
-        seed, worker, _, epoch = self._order
+        seed, worker, _, epoch = self.plan.order
         pieces = [
             piece
             for sample, (frames, position) in enumerate(
@@ -334,7 +342,9 @@ class Sequences(_Epoch):
         pieces = [pieces[at] for at in order]
         middles = np.cumsum([p.frames for p in pieces]) - np.array([p.frames / 2 for p in pieces])
         total = sum(p.frames for p in pieces)
-        runs = (middles * max(1, round(total / self.minibatch_frames)) / total).astype(np.int64)
+        runs = (middles * max(1, round(total / self.plan.minibatch_frames)) / total).astype(
+            np.int64
+        )
         cuts = [0, *(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(pieces)]
         batches = [pieces[a:b] for a, b in itertools.pairwise(cuts)]
         return [batches[at] for at in np.argsort(bits.random_raw(len(batches)), kind="stable")]
@@ -358,9 +368,7 @@ class Sequences(_Epoch):
         read = [samples[piece.sample] for piece in pieces]
         whole = all(p.frames == len(s.ali_T) for p, s in zip(pieces, read, strict=True))
         return Batch(
-            _sent(feats_BTF, self._device),
-            _sent(ali_BT, self._device),
-            _sent(mask_BT, self._device),
+            *(_sent(array, self.plan.device) for array in (feats_BTF, ali_BT, mask_BT)),
             sum(piece.frames for piece in pieces),
             lattices_of(read) if whole else None,
         )

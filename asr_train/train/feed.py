@@ -10,25 +10,16 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from asr_train.comm.exchange import Exchange
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
-from asr_train.shards.batch import Batch, Cut, FramePools, Sequences
+from asr_train.shards.batch import Batch, Cut, FramePools, Plan, Sequences, Windows
 from asr_train.shards.reader import Shards
 from asr_train.train.state import RunState
 
 ROUNDED = 1e-6  # steps; shares of an epoch are rounded
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Numbers of frames before and after each one that the network sees."""
-
-    left: int
-    right: int
 
 
 def seen_by(model: Model, whole: bool = False) -> Windows | Cut:
@@ -82,8 +73,10 @@ class Feed:
         halves: int = 1,
         thread: Executor | None = None,
     ) -> None:
-        self._thread = thread
-        self._settings = optim, seen, epoch, exchange.device
+        whose = optim.seed, 0, len(exchange), epoch
+        how = exchange.device, optim.specaugment, thread
+        self._seen = seen
+        self._plan = Plan(optim.pool_frames, optim.minibatch_frames, *whose, *how)
         self._local = exchange.local
         self._phases: list[Phase] = []
         self.num_steps = self.fewest = 0
@@ -149,21 +142,11 @@ class Feed:
         return min([*later, self.num_steps])
 
     def _reader(self, phase: Phase, worker: int) -> FramePools | Sequences:
-        optim, seen, epoch, device = self._settings
-        plan: dict[str, Any] = {
-            "pool_frames": optim.pool_frames,
-            "minibatch_frames": phase.minibatch_frames,
-            "seed": optim.seed,
-            "worker": worker,
-            "workers": phase.workers,
-            "epoch": epoch,
-            "device": device,
-            "masks": optim.specaugment,
-            "thread": self._thread,
-        }
-        if isinstance(seen, Cut):
-            return Sequences(phase.shards, seen, **plan)
-        return FramePools(phase.shards, context_left=seen.left, context_right=seen.right, **plan)
+        sizes = {"minibatch_frames": phase.minibatch_frames, "workers": phase.workers}
+        plan = replace(self._plan, worker=worker, **sizes)
+        if isinstance(self._seen, Cut):
+            return Sequences(phase.shards, self._seen, plan)
+        return FramePools(phase.shards, self._seen, plan)
 
 
 def when(state: RunState, feed: Feed, epoch_step: int) -> tuple[float, int]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asr_train.schema import SpecAugmentSettings
-from asr_train.shards.batch import Cut, FramePools, Sequences
+from asr_train.shards.batch import Cut, FramePools, Plan, Sequences, Windows
 from asr_train.shards.masks import masked
 from asr_train.shards.sample import Sample
 
@@ -71,16 +71,16 @@ def test_a_mask_of_features_that_are_not_normalised_is_their_mean():
 
 @pytest.mark.parametrize("kind", ["pools", "sequences"])
 def test_both_readers_give_masked_samples(shards, kind):
-    opened, order = shards((5, 9, 2, 7), 2), {"seed": 1, "worker": 0, "workers": 1, "epoch": 3}
-    masks = settings(time_share=1.0)
-    sizes = {"pool_frames": 12, "minibatch_frames": 4}
+    opened, masks = shards((5, 9, 2, 7), 2), settings(time_share=1.0)
+    plan = Plan(
+        pool_frames=12, minibatch_frames=4, seed=1, worker=0, workers=1, epoch=3, masks=masks
+    )
     if kind == "pools":
-        windows = {"context_left": 0, "context_right": 0}
-        reader = FramePools(opened, **windows, **sizes, **order, masks=masks)
+        reader = FramePools(opened, Windows(0, 0), plan)
     else:
-        reader = Sequences(opened, Cut(0, 0, 1, 99, 0), **sizes, **order, masks=masks)
+        reader = Sequences(opened, Cut(0, 0, 1, 99, 0), plan)
     found = np.concatenate([batch.feats_BTF[batch.mask_BT].numpy() for batch in reader])
-    plain = list(opened.samples(*order.values()))
+    plain = list(opened.samples(*plan.order))
     rows = [row.tolist() for sample in masked(plain, masks, 1, 3) for row in sample.feats_TF]
     assert sorted(found.tolist()) == sorted(rows)
     assert sorted(rows) != sorted(row.tolist() for sample in plain for row in sample.feats_TF)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numbered import utterance
 
 from asr_train.shards import reader
-from asr_train.shards.batch import Cut, FramePools, Sequences
+from asr_train.shards.batch import Cut, FramePools, Plan, Sequences, Windows
 
 LENGTHS = (5, 9, 2, 7, 17, 1, 4, 3, 8, 6, 25, 5, 4)
 
@@ -66,7 +66,7 @@ def test_every_kept_frame_comes_once_and_with_its_state(shards, cut, order):
         phase = (order["epoch"] + int(position)) % min(cut.stride, len(sample.ali_T))
         for t in range(phase, len(sample.ali_T), cut.stride):
             wanted.add((number, t, int(sample.ali_T[t])))
-    sequences = Sequences(read, cut, **order)
+    sequences = Sequences(read, cut, Plan(**order))
     found = list(learned(sequences, cut))
     assert len(found) == len(set(found)) == sequences.num_frames
     assert set(found) == wanted
@@ -79,7 +79,9 @@ def test_in_as_many_epochs_as_the_stride_every_frame_is_kept_once(shards, stride
     found = [
         (number, t)
         for epoch in range(stride)
-        for number, t, _ in learned(Sequences(shards(LENGTHS, 3), cut, **who, epoch=epoch), cut)
+        for number, t, _ in learned(
+            Sequences(shards(LENGTHS, 3), cut, Plan(**who, epoch=epoch)), cut
+        )
         if LENGTHS[number] >= stride  # in a shorter one, some frames are repeated
     ]
     wanted = {(n, t) for n, frames in enumerate(LENGTHS) for t in range(frames) if frames >= stride}
@@ -91,7 +93,7 @@ def test_in_as_many_epochs_as_the_stride_every_frame_is_kept_once(shards, stride
 def test_a_row_holds_all_that_is_to_be_heard_and_repeats_only_an_utterances_ends(
     shards, cut, order
 ):
-    for batch in Sequences(shards(LENGTHS, 3), cut, **order):
+    for batch in Sequences(shards(LENGTHS, 3), cut, Plan(**order)):
         for b in range(len(batch.ali_BT)):
             first, last = (columns_of(batch, b)[i] for i in (0, -1))
             assert first <= cut.warm
@@ -112,7 +114,7 @@ def test_a_row_holds_all_that_is_to_be_heard_and_repeats_only_an_utterances_ends
 @given(cuts(), orders())
 def test_any_minibatch_can_be_the_next(shards, cut, order):
     def new() -> Sequences:
-        return Sequences(shards(LENGTHS, 3), cut, **order)
+        return Sequences(shards(LENGTHS, 3), cut, Plan(**order))
 
     whole = list(new())
     assert len(whole) == new().num_batches
@@ -134,11 +136,10 @@ def test_each_shard_is_read_once(shards, monkeypatch, pool_frames):
     monkeypatch.setattr(
         reader, "open_part", lambda *given: read.append(given[1]["path"]) or original(*given)
     )
-    where = {"seed": 0, "worker": 0, "workers": 1, "epoch": 0}
-    sizes = {"pool_frames": pool_frames, "minibatch_frames": 6}
+    plan = Plan(pool_frames, minibatch_frames=6, seed=0, worker=0, workers=1, epoch=0)
     for pools in (
-        Sequences(shards(LENGTHS, 3), Cut(1, 1, 1, 100, 0), **sizes, **where),
-        FramePools(shards(LENGTHS, 3), context_left=1, context_right=1, **sizes, **where),
+        Sequences(shards(LENGTHS, 3), Cut(1, 1, 1, 100, 0), plan),
+        FramePools(shards(LENGTHS, 3), Windows(1, 1), plan),
     ):
         read.clear()
         assert sum(batch.frames for batch in pools) == sum(LENGTHS)
@@ -147,16 +148,8 @@ def test_each_shard_is_read_once(shards, monkeypatch, pool_frames):
 
 def test_minibatches_are_nearly_equal_and_little_is_padded(shards):
     lengths = tuple(20 + 7 * n % 60 for n in range(90))
-    sequences = Sequences(
-        shards(lengths, 30),
-        Cut(1, 7, 3, 300, 30),
-        pool_frames=3000,
-        minibatch_frames=120,
-        seed=0,
-        worker=0,
-        workers=1,
-        epoch=0,
-    )
+    plan = Plan(pool_frames=3000, minibatch_frames=120, seed=0, worker=0, workers=1, epoch=0)
+    sequences = Sequences(shards(lengths, 30), Cut(1, 7, 3, 300, 30), plan)
     batches = list(sequences)
     assert all(90 <= batch.frames <= 150 for batch in batches)
     cells = sum(batch.mask_BT.numel() for batch in batches)
@@ -167,9 +160,7 @@ def test_epochs_and_seeds_differ_in_their_order(shards):
     def first(**changes):
         who = {"seed": 0, "worker": 0, "workers": 1, "epoch": 0, **changes}
         cut = Cut(1, 1, 1, 100, 0)
-        return next(
-            iter(Sequences(shards(LENGTHS, 3), cut, pool_frames=200, minibatch_frames=20, **who))
-        )
+        return next(iter(Sequences(shards(LENGTHS, 3), cut, Plan(200, 20, **who))))
 
     made = [first(), first(epoch=1), first(seed=1)]
     for a, b in itertools.combinations(made, 2):
@@ -189,8 +180,8 @@ def test_one_pool_is_in_memory_at_a_time(shards, monkeypatch):
             del sample
 
     monkeypatch.setattr(data, "samples", noted)
-    where = {"seed": 0, "worker": 0, "workers": 1, "epoch": 0}
-    pools = Sequences(data, Cut(1, 1, 1, 100, 0), pool_frames=20, minibatch_frames=6, **where)
+    plan = Plan(pool_frames=20, minibatch_frames=6, seed=0, worker=0, workers=1, epoch=0)
+    pools = Sequences(data, Cut(1, 1, 1, 100, 0), plan)
     assert sum(batch.frames for batch in pools) == sum(LENGTHS)
     assert len(read) == len(LENGTHS)
     assert alive.count(1) > 1  # the first of each pool

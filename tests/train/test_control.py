@@ -23,10 +23,11 @@ from asr_train.comm.optimizer import Momentum
 from asr_train.comm.reducers import Gradient
 from asr_train.model.store import build_model
 from asr_train.schema import SettingsError
+from asr_train.shards.batch import Windows
 from asr_train.train import control, loop
 from asr_train.train import step as steps
 from asr_train.train.control import Controllers, RateAction, largest_harmless, rate_action
-from asr_train.train.feed import Feed, Windows
+from asr_train.train.feed import Feed
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import RunState
 from asr_train.train.step import step

@@ -4,7 +4,8 @@ import torch
 
 from asr_train.comm.loopback import Loopback
 from asr_train.schema import SettingsError
-from asr_train.train.feed import Feed, Windows
+from asr_train.shards.batch import Windows
+from asr_train.train.feed import Feed
 from asr_train.train.schedule import Schedule, warning
 
 CPU = torch.device("cpu")

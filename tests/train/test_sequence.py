@@ -16,7 +16,7 @@ from asr_train.comm.optimizer import Momentum
 from asr_train.model.loss import frame_loss
 from asr_train.model.store import build_model, load_model
 from asr_train.schema import Criterion, ObjectiveSettings, SettingsError
-from asr_train.shards.batch import Sequences
+from asr_train.shards.batch import Plan, Sequences
 from asr_train.train import loop
 from asr_train.train.evaluate import evaluate, side_by_side
 from asr_train.train.feed import seen_by
@@ -70,9 +70,8 @@ def trained(folder, latticed, first, kind="mmi", comm=None, exchange=None, **val
 
 
 def batches(shards, model, frames=80):
-    sizes = {"pool_frames": 500, "minibatch_frames": frames}
-    order = {"seed": 0, "worker": 0, "workers": 1, "epoch": 0}
-    return Sequences(shards, seen_by(model, whole=True), **sizes, **order)
+    plan = Plan(pool_frames=500, minibatch_frames=frames, seed=0, worker=0, workers=1, epoch=0)
+    return Sequences(shards, seen_by(model, whole=True), plan)
 
 
 @pytest.mark.parametrize("kind", KINDS)

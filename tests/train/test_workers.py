@@ -21,9 +21,10 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_tensors
+from asr_train.shards.batch import Windows
 from asr_train.train import identity, loop
 from asr_train.train import step as steps
-from asr_train.train.feed import Feed, Windows
+from asr_train.train.feed import Feed
 from asr_train.train.schedule import Schedule
 from asr_train.train.state import Checkpoints, Interval, Progress, RunState, Saved
 
