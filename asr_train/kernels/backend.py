@@ -3,14 +3,13 @@
     reference   plain PyTorch, anywhere: what the others must equal
     cpu         compiled by numba, on torch.get_num_threads() threads
     triton      on a GPU; or anywhere in Triton's interpreter, for tests (TRITON_INTERPRET=1)
-The environment's ASR_KERNELS, or `forced`, names one for all kernels; else the device decides.
+The environment's ASR_KERNELS names one for all kernels; else the device decides.
 """
 
-import contextlib
 import functools
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -30,33 +29,21 @@ class Backend(Enum):
     triton = "triton"
 
 
-_forced: Backend | None = None
-
-
-@contextlib.contextmanager
-def forced(backend: Backend) -> Iterator[None]:
-    """Run all kernels called inside on this backend; overrides the environment."""
-    global _forced
-    before, _forced = _forced, backend
-    try:
-        yield
-    finally:
-        _forced = before
-
-
 def choose(tensor: Tensor) -> Backend:
     """Return the backend for tensors like this one.
 
     Raises:
         ValueError: if the requested one does not exist, or cannot work on the tensor's device.
     """
-    wanted = _forced or _from_environment()
-    kind = tensor.device.type
-    if wanted is None:
+    name, kind = os.environ.get(VARIABLE), tensor.device.type
+    if not name:
         return {"cpu": Backend.cpu, "cuda": Backend.triton}.get(kind, Backend.reference)
+    if name not in (names := [b.value for b in Backend]):
+        raise ValueError(f"{VARIABLE} is {name!r}; it must be one of {', '.join(names)}")
+    wanted = Backend(name)
     if wanted is Backend.cpu and kind != "cpu":
         raise ValueError(f"{VARIABLE} is cpu but a tensor is on {tensor.device}")
-    if wanted is Backend.triton and kind != "cuda" and not is_interpreted():
+    if wanted is Backend.triton and kind != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(
             f"{VARIABLE} is triton but a tensor is on {tensor.device}; "
             "set TRITON_INTERPRET=1 to run Triton's interpreter there"
@@ -83,19 +70,3 @@ def launches(function: Callable[..., Result]) -> Callable[..., Result]:
                 ) from error
 
     return launch
-
-
-def is_interpreted() -> bool:
-    """Return whether Triton kernels run on the CPU, slowly, one program after the other."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def _from_environment() -> Backend | None:
-    name = os.environ.get(VARIABLE)
-    if not name:
-        return None
-    try:
-        return Backend(name)
-    except ValueError:
-        names = ", ".join(b.value for b in Backend)
-        raise ValueError(f"{VARIABLE} is {name!r}; it must be one of {names}") from None

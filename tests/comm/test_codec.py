@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from backends import forced
 from hypothesis import given
 from hypothesis import strategies as st
 from small_methods import read
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from asr_train.comm import codec
 from asr_train.comm.codec import HEADER_BYTES, TILE, Checks, Flags, Header, Kind, MessageError
 from asr_train.kernels import decode, rice
-from asr_train.kernels.backend import Backend, forced
+from asr_train.kernels.backend import Backend
 from asr_train.kernels.checksum import checksum_of, checksums
 from asr_train.kernels.threshold import from_words, to_words
 

@@ -6,6 +6,7 @@ a tensor's value, and for operations whose result's size depends on data.
 
 import pytest
 import torch
+from backends import forced
 from small_methods import CPU, GTC, LARGE, Run, bursts, method_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from waits import Waits
@@ -16,7 +17,7 @@ from asr_train.comm.codec import HEADER_BYTES, Checks, Kind, MessageError
 from asr_train.comm.loopback import Loopback
 from asr_train.comm.reducers import Gradient, Sent
 from asr_train.kernels import threshold
-from asr_train.kernels.backend import Backend, forced
+from asr_train.kernels.backend import Backend
 
 SIZE = 20_000
 

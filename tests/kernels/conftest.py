@@ -9,7 +9,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before kernels.gpu_* are imported
 
-from asr_train.kernels.backend import Backend, forced
+from backends import forced
+
+from asr_train.kernels.backend import Backend
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COMPILED = [Backend.triton] if DEVICE == "cuda" else [Backend.cpu, Backend.triton]

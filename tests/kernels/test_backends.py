@@ -6,12 +6,13 @@ import sys
 
 import pytest
 import torch
+from backends import forced
 from kernels.conftest import COMPILED, DEVICE, INTERPRETED, same_bits
 from kernels.in_the_paper import decode_reference, encode_reference
 
 from asr_train.comm.reducers import Factor
 from asr_train.kernels import compiled, decode, threshold
-from asr_train.kernels.backend import Backend, choose, forced, launches
+from asr_train.kernels.backend import Backend, choose, launches
 from asr_train.kernels.threshold import (
     compress,
     compress_fixed_rows,

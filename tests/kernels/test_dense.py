@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from backends import forced
 from kernels.conftest import DEVICE, INTERPRETED, by_backend, same_bits
 
 from asr_train.kernels import onebit
-from asr_train.kernels.backend import Backend, forced
+from asr_train.kernels.backend import Backend
 
 SHAPES = [(1, 1), (1, 9), (5, 1), (33, 8), (70, 131), (1030, 3), (40, 65), (600, 1), (4100, 2)]
 # Strips of 64 rows and 32 columns, tiles of 8 rows and 256 columns: whole ones, several, and rests

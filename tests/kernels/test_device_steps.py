@@ -11,11 +11,12 @@ from kernels.conftest import DEVICE, some_quick
 
 COMM = Path(__file__).parents[1] / "comm"
 sys.path.insert(0, str(COMM))
+from backends import forced  # noqa: E402
 from small_methods import CPU, SETTINGS, SHAPES, dyadic_gradient, method_of  # noqa: E402
 
 from asr_train.comm.loopback import Loopback  # noqa: E402
 from asr_train.comm.reducers import Gradient  # noqa: E402
-from asr_train.kernels.backend import Backend, forced  # noqa: E402
+from asr_train.kernels.backend import Backend  # noqa: E402
 
 ROUNDED = ("onebit", "onebit_late")  # means of columns are sums, whose order differs by device
 PACKED = {"gtc_packed": {"threshold": 1.0, "codec": "packed32", "capacity": "fixed"}}
