@@ -216,13 +216,13 @@ def decoding(v: Vectors) -> list[dict[str, Any]]:
             sent.append(threshold.compress(grad_P, v.residual_P, tau, v.kept_P).words_K)
         found_P, wanted_P = v.grad_P.clone(), v.grad_P.clone()
         decode.update(sent, 0.5, 0.3, found_P)
-        decode.update_reference(sent, 0.5, 0.3, wanted_P)
+        decode.reference(sent, 0.5, 0.3, wanted_P)
         check("decode", found_P, wanted_P)
         del wanted_P
         calls: Calls = {
             "copy": lambda: v.out_P.copy_(v.grad_P),
             "ours": lambda: decode.update(sent, 0.5, 1e-9, found_P),  # noqa: B023
-            "eager torch": lambda: decode.update_reference(sent, 0.5, 1e-9, found_P),  # noqa: B023
+            "eager torch": lambda: decode.reference(sent, 0.5, 1e-9, found_P),  # noqa: B023
         }
         hits = sum(map(len, sent)) / v.size
         floor = 4 * hits + 8 * min(1.0, 16 * hits)  # messages, and the cache lines they touch

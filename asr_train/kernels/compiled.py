@@ -408,10 +408,10 @@ def each_tile(messages: list[Any], tau: float, rate: float | None, out: Any) -> 
 
 @numba.njit(cache=True, nogil=True)
 def _combine(
-    base: Any, counts: Any, rows: Any, words: Any, starts: Any, added: int, tau: Any, step: Any,
-    out: Any, begin: int, end: int,
+    base: Any, counts: Any, rows: Any, words: Any, starts: Any, tau: Any, step: Any, out: Any,
+    begin: int, end: int,
 ) -> None:  # fmt: skip
-    """Compute out = base + step * (tau * c); the first `added` messages count positive."""
+    """Compute out = base + step * (tau * c)."""
     messages = len(starts) - 1
     at = np.empty(messages, np.int64)
     for m in range(messages):
@@ -426,10 +426,9 @@ def _combine(
             for j in range(last - first):
                 total[j] += made[j]
         for m in range(messages):
-            one = np.float32(1 if m < added else -1)
             i, stop = at[m], starts[m + 1]
             while i < stop and np.uint64((words[i] & _INDEX) - first) < room:  # as in _each_tile
-                total[(words[i] & _INDEX) - first] += -one if words[i] < 0 else one
+                total[(words[i] & _INDEX) - first] += np.float32(-1 if words[i] < 0 else 1)
                 i += 1
             at[m] = i
         before, after = base[first:last], out[first:last]
@@ -438,16 +437,15 @@ def _combine(
 
 
 def combine(
-    base: Any, counts: Any, out: Any, rows: Any, plus: list[Any], minus: list[Any],
-    tau: float, rate: float,
-) -> None:  # fmt: skip
-    """Compute decode.combine."""
-    starts = np.cumsum([0, *map(len, plus), *map(len, minus)])
-    words = np.concatenate([*plus, *minus, np.empty(0, np.int32)])
+    base: Any, counts: Any, out: Any, rows: Any, messages: list[Any], tau: float, rate: float
+) -> None:
+    """Compute decode.combine, of the elements of all messages."""
+    starts = np.cumsum([0, *map(len, messages)])
+    words = np.concatenate([*messages, np.empty(0, np.int32)])
     which, numbers = np.array(rows, np.int64), (np.float32(tau), np.float32(-rate))
 
     def work(begin: int, end: int) -> None:
-        _combine(base, counts, which, words, starts, len(plus), *numbers, out, begin, end)
+        _combine(base, counts, which, words, starts, *numbers, out, begin, end)
 
     in_parts(len(out), TILE, work)
 

@@ -28,15 +28,6 @@ def total(messages: Messages, tau: float, out_P: Tensor) -> None:
     _run(messages, tau, None, out_P)
 
 
-def total_reference(messages: Messages, tau: float, out_P: Tensor) -> None:
-    """Compute `total`, worker by worker."""
-    out_P.zero_()
-    for words_K in messages:
-        index_K, is_negative_K = threshold.from_words(words_K)
-        out_P.index_add_(0, index_K, 1 - 2 * is_negative_K.to(out_P.dtype))
-    out_P.mul_(tau)
-
-
 def update(messages: Messages, tau: float, rate: float, weights_P: Tensor) -> None:
     """Compute weights_P -= rate * (tau * counts), plain SGD with the gradient of `total`.
 
@@ -51,11 +42,15 @@ def update(messages: Messages, tau: float, rate: float, weights_P: Tensor) -> No
     _run(messages, tau, rate, weights_P)
 
 
-def update_reference(messages: Messages, tau: float, rate: float, weights_P: Tensor) -> None:
-    """Compute `update` by a dense gradient."""
-    grad_P = torch.empty_like(weights_P)
-    total_reference(messages, tau, grad_P)
-    weights_P.add_(grad_P, alpha=-rate)
+def reference(messages: Messages, tau: float, rate: float | None, out_P: Tensor) -> None:
+    """Compute `total`, or with a rate `update`, by a dense gradient, worker by worker."""
+    grad_P = out_P.zero_() if rate is None else torch.zeros_like(out_P)
+    for words_K in messages:
+        index_K, is_negative_K = threshold.from_words(words_K)
+        grad_P.index_add_(0, index_K, 1 - 2 * is_negative_K.to(grad_P.dtype))
+    grad_P.mul_(tau)
+    if rate is not None:
+        out_P.add_(grad_P, alpha=-rate)
 
 
 def combine(
@@ -80,24 +75,19 @@ def combine(
     Raises:
         ValueError: if a tensor's dtype or shape is wrong.
     """
-    _check([*plus, *minus], base_P=base_P, out_P=out_P)
+    messages = [*plus, *map(threshold.negated, minus)]
+    _check(messages, base_P=base_P, out_P=out_P)
     check_shape("counts_NP", counts_NP, None, len(out_P))
     if choose(out_P) is Backend.cpu and len(out_P):
         from asr_train.kernels import compiled
 
         vectors = base_P.numpy(), counts_NP.numpy(), out_P.numpy()
-        added, taken = ([words_K.numpy() for words_K in side] for side in (plus, minus))
-        compiled.combine(*vectors, rows, added, taken, tau, rate)
+        compiled.combine(*vectors, rows, [words_K.numpy() for words_K in messages], tau, rate)
         return
     total_P = torch.zeros_like(out_P)
     for row in rows:  # one by one: a list as an index would be copied to the device, and waited for
         total_P.add_(counts_NP[row])
-    if minus:
-        negative_P = torch.zeros_like(out_P)
-        for words_K in minus:
-            threshold.decode(words_K, negative_P)
-        total_P.sub_(negative_P)
-    for words_K in plus:
+    for words_K in messages:
         threshold.decode(words_K, total_P)
     torch.add(base_P, total_P.mul_(tau), alpha=-rate, out=out_P)
 
@@ -117,16 +107,10 @@ def _run(messages: Messages, tau: float, rate: float | None, out_P: Tensor) -> N
 
         arrays = [words_K.numpy() for words_K in messages]
         found = compiled.each_tile(arrays, tau, rate, out_P.detach().numpy())
-        if found != sum(map(len, arrays)):
-            raise ValueError(
-                f"only {found} of {sum(map(len, arrays))} sent elements ascend within the "
-                f"{len(out_P)} parameters: comm.codec refuses such messages; discard the result"
-            )
+        assert found == sum(map(len, arrays)), "comm.codec refuses elements that do not ascend"
     elif backend is Backend.triton:
         from asr_train.kernels import gpu_sparse
 
         gpu_sparse.decode(messages, tau, rate, out_P)
-    elif rate is None:
-        total_reference(messages, tau, out_P)
     else:
-        update_reference(messages, tau, rate, out_P)
+        reference(messages, tau, rate, out_P)

@@ -314,6 +314,11 @@ def to_words(index_K: Tensor, is_negative_K: Tensor) -> Tensor:
     return index_K.to(torch.int32) | (is_negative_K.to(torch.int32) * _SIGN)
 
 
+def negated(words_K: Tensor) -> Tensor:
+    """Return elements with the other signs, int32 [K]."""
+    return words_K ^ _SIGN
+
+
 def from_words(words_K: Tensor) -> tuple[Tensor, Tensor]:
     """Unpack int32 [K] into indices int64 [K] and is_negative bool [K]."""
     return (words_K & _INDEX).to(torch.int64), words_K < 0
