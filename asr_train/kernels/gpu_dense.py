@@ -221,9 +221,9 @@ def _checksum(content, starts, lengths, sums, blocks, BLOCK: tl.constexpr):
 
 
 @launches
-def checksums(payloads: Sequence[Tensor], out_W: Tensor) -> None:
-    """Compute checksum.checksums; overwrite out_W, int64."""
-    device = out_W.device
+def checksums(*payloads: Tensor) -> Tensor:
+    """Compute checksum.checksums."""
+    device = payloads[0].device
     lengths_W = torch.tensor([len(p) for p in payloads], dtype=torch.int64)
     lengths_W = lengths_W.to(device, non_blocking=True)
     starts_W = lengths_W.cumsum(0) - lengths_W
@@ -231,5 +231,5 @@ def checksums(payloads: Sequence[Tensor], out_W: Tensor) -> None:
     sums = torch.empty(len(payloads), blocks, dtype=torch.int64, device=device)
     grid = (blocks, len(payloads))
     if blocks:
-        _checksum[grid](torch.cat(list(payloads)), starts_W, lengths_W, sums, blocks, BLOCK=BLOCK)
-    out_W.copy_(sums.sum(1) & (2**32 - 1))
+        _checksum[grid](torch.cat(payloads), starts_W, lengths_W, sums, blocks, BLOCK=BLOCK)
+    return sums.sum(1) & (2**32 - 1)

@@ -36,6 +36,7 @@ _INDEX = tl.constexpr(2**31 - 1)
 _SIGN = tl.constexpr(-(2**31))
 # marks; counts per row and tile; per row, elements that are not finite, and then sums of counts
 Marked = tuple[Tensor, Tensor, Tensor]
+Vectors = tuple[Tensor, Tensor, Tensor]  # by row: gradients, residuals, what is kept of them
 
 
 # --- compress -------------------------------------------------------------------------------------
@@ -224,27 +225,22 @@ def _strides(*matrices: Tensor) -> list[int]:
     return [matrix.stride(0) if len(matrix) > 1 else 0 for matrix in matrices]
 
 
-def _marked(grads_WP: Tensor, residuals_WP: Tensor, threshold: float, kept_WP: Tensor) -> Marked:
+def _marked(vectors: Vectors, threshold: float) -> Marked:
     """Write what is kept; return what is to be sent."""
-    (workers, size), device = grads_WP.shape, grads_WP.device
+    (workers, size), device = vectors[0].shape, vectors[0].device
     num_tiles = triton.cdiv(size, BLOCK)
     marks = torch.empty(workers * num_tiles * (BLOCK // 32), dtype=torch.int32, device=device)
     counts_WM = torch.empty(workers, num_tiles, dtype=torch.int32, device=device)
     num_sums = 1 + triton.cdiv(num_tiles, SUPER.value)
     sums_WS = torch.zeros(workers, num_sums, dtype=torch.int32, device=device)
-    matrices = (grads_WP, residuals_WP, kept_WP)
-    sizes = (size, *_strides(*matrices), num_tiles, num_sums, threshold)
+    sizes = (size, *_strides(*vectors), num_tiles, num_sums, threshold)
     grid = (num_tiles, workers)
-    _mark[grid](*matrices, marks, counts_WM, sums_WS, *sizes, BLOCK, num_warps=WARPS)
+    _mark[grid](*vectors, marks, counts_WM, sums_WS, *sizes, BLOCK, num_warps=WARPS)
     return marks, counts_WM, sums_WS
 
 
 def _expanded(
-    words_WR: Tensor,
-    capacity: int,
-    vectors: tuple[Tensor, Tensor, Tensor],
-    marked: Marked,
-    turns_W: Tensor,
+    words_WR: Tensor, capacity: int, vectors: Vectors, marked: Marked, turns_W: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Write sent elements, in a row each.
 
@@ -275,7 +271,7 @@ def compress_rows(
     Only if there are more sent elements than was room for, they are extracted once more.
     """
     vectors, (workers, size) = (grads_WP, residuals_WP, kept_WP), grads_WP.shape
-    marked = _marked(grads_WP, residuals_WP, threshold, kept_WP)
+    marked = _marked(vectors, threshold)
     turns_W = torch.empty(workers, dtype=torch.int64, device=grads_WP.device)  # nobody waits
 
     def expanded(room: int) -> tuple[Tensor, list[list[int]]]:
@@ -301,7 +297,7 @@ def compress_fixed_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute threshold.compress_fixed_rows; never waits."""
     vectors = (grads_WP, residuals_WP, kept_WP)
-    marked = _marked(grads_WP, residuals_WP, threshold, kept_WP)
+    marked = _marked(vectors, threshold)
     words_WC = torch.zeros(len(grads_WP), capacity, dtype=torch.int32, device=grads_WP.device)
     found_W2, next_turns_W = _expanded(words_WC, capacity, vectors, marked, turns_W)
     wanted_W, wrong_W = found_W2.unbind(1)

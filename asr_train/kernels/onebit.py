@@ -63,11 +63,16 @@ def _quantised(matrices: Matrices, *vectors: Tensor) -> tuple[Tensor, Tensor]:
         from asr_train.kernels import gpu_dense
 
         return gpu_dense.quantise_all(matrices, *vectors)
+    return _on_cpu(matrices, *vectors)
+
+
+def _on_cpu(matrices: Matrices, *vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `compiled.quantise_all` does."""
     from asr_train.kernels import compiled
 
-    arrays = (v.detach().numpy() for v in vectors)
-    bits, means = map(torch.from_numpy, compiled.quantise_all(_array(matrices), *arrays))
-    return bits, means
+    places = np.array(matrices, np.int64).reshape(-1, 3)
+    found, means = compiled.quantise_all(places, *(v.detach().numpy() for v in vectors))
+    return torch.from_numpy(found), torch.from_numpy(means)
 
 
 def _split(matrices: Matrices, bits: Tensor, means: Tensor) -> list[OneBit]:
@@ -104,10 +109,7 @@ class Sum:
         _check_vectors(self.matrices, grad_P=grad_P, residual_P=residual_P, kept_P=kept_P)
         vectors = grad_P, residual_P, kept_P
         if choose(grad_P) is Backend.cpu:
-            from asr_train.kernels import compiled
-
-            arrays = (v.detach().numpy() for v in (*vectors, self._total_P))
-            means = torch.from_numpy(compiled.quantise_all(_array(self.matrices), *arrays)[1])
+            _, means = _on_cpu(self.matrices, *vectors, self._total_P)
         else:
             self._sent.append(_quantised(self.matrices, *vectors))
             means = self._sent[-1][1]
@@ -126,10 +128,6 @@ def _check_vectors(matrices: Matrices, **vectors: Tensor) -> None:
     size = max((o + r * c for o, r, c in matrices), default=0)
     for name, vector_P in vectors.items():
         check_shape(name, vector_P, size)
-
-
-def _array(matrices: Matrices) -> np.ndarray:
-    return np.array(matrices, np.int64).reshape(-1, 3)
 
 
 def matrix_of(vector_P: Tensor, place: tuple[int, int, int]) -> Tensor:
@@ -156,13 +154,12 @@ def add_up(matrices: Sequence[OneBit], out_RC: Tensor) -> None:
     """Overwrite out_RC with the sum of what workers sent, float32, added in their order.
 
     Raises:
-        ValueError: if shapes or dtypes are wrong, or there is no matrix.
+        ValueError: if shapes or dtypes are wrong.
     """
     check_shape("out_RC", out_RC, None, None)
     if out_RC.dtype is not torch.float32 or not out_RC.is_contiguous():
         raise ValueError(f"onebit.add_up: out_RC is {out_RC.dtype}; it must be contiguous float32")
-    if not matrices:
-        raise ValueError("onebit.add_up got no matrices; a sum needs at least one")
+    assert matrices, "a sum needs at least one matrix"
     rows, columns = out_RC.shape
     for bits_RB, means_2C in matrices:
         check_shape("bits_RB", bits_RB, rows, -(-columns // 8))
