@@ -337,7 +337,7 @@ class OneBitSgd(Reducer):
         return [
             self._enclosed(
                 [block.quantised(matrices[block.matrix]) for block in blocks] if is_sound else None,
-                *(place, worker, frames, flags, TO_OWNER),
+                *(self._due(place, worker, TO_OWNER), frames, flags),
             )
             for place, blocks in enumerate(self.parts)
         ]
@@ -364,15 +364,11 @@ class OneBitSgd(Reducer):
                     parts.append(owner.rebuilt(steps[worker]))
                     continue
                 matrices = owner.quantised(steps[worker])
-                messages.append(
-                    self._enclosed(
-                        matrices if columns.is_finite(matrices) else None,
-                        *(place, worker, 0, Flags.none, FROM_OWNER),
-                    )
-                )
+                sound = matrices if columns.is_finite(matrices) else None
+                messages.append(self._enclosed(sound, self._due(place, worker, FROM_OWNER)))
             if self._is_direct:
-                sound = [part for part in parts if part is not None]
-                return self._joined(sound) if len(sound) == len(parts) else None
+                whole = [part for part in parts if part is not None]
+                return self._joined(whole) if len(whole) == len(parts) else None
         received = self.exchange.gather(messages, HEADER_BYTES + max(self.lengths))
         with self.exchange.timed("compress"):
             payloads = self._read(received, FROM_OWNER, range(len(self.exchange)))
@@ -444,34 +440,25 @@ class OneBitSgd(Reducer):
     def _enclosed(
         self,
         quantised: list[OneBit] | None,
-        place: int,
-        worker: int,
-        frames: int,
-        flags: Flags,
-        way: int,
+        due: dict[str, Any],
+        frames: int = 0,
+        flags: Flags = Flags.none,
     ) -> Tensor:
-        """Return a message about the part of the worker at `place`; None: it is not finite."""
+        """Return a message that says what is due; None: the part is not finite."""
         device = self.exchange.device
         if quantised is None:
-            payload_B = torch.zeros(self.lengths[place], dtype=torch.uint8, device=device)
+            payload_B = torch.zeros(due["payload_bytes"], dtype=torch.uint8, device=device)
             flags |= Flags.not_finite
         else:
             payload_B = columns.write(quantised, device)
-        due, wanted = self._due(place, worker, way), self.sizes[place]
-        header = Header(**due, tau=1.0, frames=frames, wanted=wanted, flags=flags)
+        header = Header(**due, tau=1.0, frames=frames, wanted=due["count"], flags=flags)
         return codec.enclose(payload_B, header)
 
     def _due(self, place: int, worker: int, way: int) -> dict[str, Any]:
         """Return what a header of this step says of a worker's message about a part."""
-        run = {
-            "step": self.step,
-            "worker": worker,
-            "workers": len(self.exchange),
-            "size": self.size,
-        }
-        count, length = self.sizes[place], self.lengths[place]
-        own = {"kind": Kind.columns, "parameter": way, "count": count, "payload_bytes": length}
-        return {**run, **own}
+        who = {"step": self.step, "worker": worker, "workers": len(self.exchange)}
+        what = {"size": self.size, "kind": Kind.columns, "parameter": way}
+        return {**who, **what, "count": self.sizes[place], "payload_bytes": self.lengths[place]}
 
     def _read(self, messages: list[Tensor], way: int, places: Iterable[int]) -> list[Tensor] | None:
         """Return the payloads of all workers' messages about parts; None: one is not finite."""
@@ -508,11 +495,8 @@ class OneBitSgd(Reducer):
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
         if "owed" in state:
-            residual_P = state["owed"]["residual_P"]
-            if worker in self.residuals:
-                self.residuals[worker].copy_(residual_P)
-            else:
-                self.residuals[worker] = residual_P.to(self.exchange.device)
+            owed_P = state["owed"]["residual_P"]
+            self.residuals[worker] = owed_P.to(self.exchange.device, copy=True)
         self.owners[worker].load(state.get("parts", {}))
 
     def part_of(self, place: int, workers: int, size: int) -> range:

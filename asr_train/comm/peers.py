@@ -20,6 +20,7 @@ Knows nothing of time or transport. Plain SGD only: momentum would depend on the
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -147,17 +148,11 @@ class Sender:
                 self.residual_P, self.ledger.spare_P = spare_P, self.residual_P
                 self._below = 0.0 if len(words_K) else tau
         flags = Flags.none if gradient.frames else Flags.end_of_data
-        header = Header(
-            step=step,
-            worker=self.worker,
-            workers=self.workers,
-            size=self.size,
-            tau=tau,
-            frames=gradient.frames,
-            wanted=len(words_K),
-            flags=flags if is_finite else flags | Flags.not_finite,
-        )
-        return Message(header, words_K)
+        if not is_finite:
+            flags |= Flags.not_finite
+        place: dict[str, Any] = {"step": step, "worker": self.worker, "workers": self.workers}
+        sent: dict[str, Any] = {"frames": gradient.frames, "wanted": len(words_K), "flags": flags}
+        return Message(Header(**place, size=self.size, tau=tau, **sent), words_K)
 
 
 class Peer(Sender):
