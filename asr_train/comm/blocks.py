@@ -121,10 +121,6 @@ class MomentumBlocks:
                 replica.optimizer.reset()
         self.position = 0
 
-    def exported(self) -> Tensor:
-        """Return W, the weights to evaluate and to keep."""
-        return self.momentum.weights_P
-
     def state(self) -> dict[str, Any]:
         return {**self.momentum.state(), "position": self.position}
 

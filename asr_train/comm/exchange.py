@@ -189,19 +189,16 @@ class Exchange(Timed, ABC):
         Raises:
             ReplicaError: with the workers that differ from the first, and the first difference.
         """
-        rows_LN = torch.tensor([list(checksums)] * len(self.local), dtype=torch.int64)
-        all_WN = self._rows(rows_LN).cpu()
-        differs_WN = all_WN != all_WN[0]
-        if not differs_WN.any():
-            return
-        others = [self.members[w] for w in differs_WN.any(1).nonzero().flatten().tolist()]
-        first = int(differs_WN.any(0).nonzero()[0])
-        raise ReplicaError(
-            f"{what}: workers {', '.join(map(str, others))} have a different {names[first]} than "
-            f"worker {self.members[0]} ({int(differs_WN.any(0).sum())} of {len(names)} parameters "
-            "differ); do all machines have the same software and hardware? The last checkpoint "
-            "is valid"
-        )
+        rows = self.plain([list(checksums)] * len(self.local))
+        others = [w for w, row in zip(self.members, rows, strict=True) if row != rows[0]]
+        differing = [name for name, *sums in zip(names, *rows, strict=True) if len(set(sums)) > 1]
+        if others:
+            raise ReplicaError(
+                f"{what}: workers {', '.join(map(str, others))} have a different {differing[0]} "
+                f"than worker {self.members[0]} ({len(differing)} of {len(names)} parameters "
+                "differ); do all machines have the same software and hardware? The last "
+                "checkpoint is valid"
+            )
 
     def _rows(self, rows_LK: Tensor) -> Tensor:
         """Gather numbers of any type, [local, K] to [members, K]."""

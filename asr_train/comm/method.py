@@ -180,7 +180,7 @@ class ExchangeMethod:
 
     def exported(self) -> Tensor:
         """Return the weights to evaluate and to keep, after `end_epoch`."""
-        return self.replicas[0].weights_P if self.blocks is None else self.blocks.exported()
+        return self.replicas[0].weights_P if self.blocks is None else self.blocks.momentum.weights_P
 
     def close(self, error: BaseException | None) -> None:
         """Leave the other processes; `error` is the reason, None at the end of the run."""
@@ -289,17 +289,16 @@ class ExchangeMethod:
         for group, reducer in zip(self.groups, self.reducers, strict=True):
             for worker in group.local:
                 where = worker - group.members[0], len(group)
-                is_first = worker == self.exchange.members[0]
-                counted = sent if is_first else Sent()
-                state = {"sent": list(astuple(counted)), "owed": {}, "parts": {}}
+                counted = sent if worker == self.exchange.members[0] else Sent()
+                state: dict[str, Any] = {"sent": list(astuple(counted))}
                 for name, vector_P in owed.items():
                     own = hosted(len(vector_P), *where)
                     dealt_P = torch.zeros_like(vector_P, device=self.exchange.device)
                     dealt_P[own.start : own.stop] = vector_P[own.start : own.stop]
-                    state["owed"][name] = dealt_P
+                    state.setdefault("owed", {})[name] = dealt_P
                 for name, vector_P in whole.items():
                     own = reducer.part_of(*where, len(vector_P))
-                    state["parts"][name] = vector_P[own.start : own.stop].to(self.exchange.device)
-                kept = {key: value for key, value in state.items() if value}
-                self.load_worker_state(worker, kept)
+                    part = vector_P[own.start : own.stop].to(self.exchange.device)
+                    state.setdefault("parts", {})[name] = part
+                self.load_worker_state(worker, state)
         return sum(float(vector_P.double().square().sum()) for vector_P in owed.values())

@@ -85,8 +85,8 @@ class Processes(Exchange):
         got = self._all_to_all(
             torch.cat(by_process), sent, [ours * len(share) for share in self._shares]
         )
-        cut = [sizes[w - first] for share in self._shares for w in self.local for _ in share]
         places = [w for share in self._shares for w in self.local for _ in share]
+        cut = [sizes[w - first] for w in places]
         received: dict[int, list[Tensor]] = {worker: [] for worker in self.local}
         for worker, part in zip(places, got.split(cut), strict=True):
             received[worker].append(part)
@@ -279,13 +279,12 @@ def of_group(
     hosts = [range(0)] * dist.get_world_size()
     for worker, rank in enumerate(members):
         hosts[rank] = range(worker, worker + 1)
-    is_local, is_named = process_group is not None, True
+    own, is_local, is_named = group, process_group is not None, True
     if is_local:
         count = len(dist.distributed_c10d._world.pg_names)
         least = torch.tensor([count, -count], device=device)
         dist.all_reduce(least, dist.ReduceOp.MIN, group)
         is_named = int(least.sum()) == 0  # the least is the most
-    own = group
     if is_named:
         own = new_group(members, timeout_seconds, is_local, dist.get_backend(group))
     return Processes(range(len(members)), hosts, device, timeout_seconds, own, is_named)

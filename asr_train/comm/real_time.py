@@ -5,7 +5,6 @@ runs are not reproducible.
 """
 
 import time
-from collections.abc import Callable
 
 from torch import Tensor
 
@@ -30,8 +29,7 @@ class RealTime(AsyncWorkers):
         peer, worker = self.peer, self.peer.worker
         peer.begin(first, weights_P, rate)
         for step in range(first, first + steps):
-            # Until no worker is too far behind for another step
-            self._wait(lambda step=step: peer.missing(step - peer.staleness))  # type: ignore[misc]
+            self._wait(step - peer.staleness)  # until no worker is too far behind for another step
             self.leads[worker].add(Staleness(steps=1, ahead=peer.lead, most=peer.lead))
             gradient = learner.gradient(worker, step, peer.weights)
             assert gradient is not None  # as there is one worker
@@ -42,14 +40,14 @@ class RealTime(AsyncWorkers):
             self._count(message, len(message_B))
             peer.receive(message)
             learner.finished(worker, step, message.is_finite)
-        self._wait(lambda: peer.missing(first + steps))
+        self._wait(first + steps)
         weights_P.copy_(peer.base_P)
 
     def close(self, error: BaseException | None) -> None:
         self.links.close(error)
 
-    def _wait(self, missing: Callable[[], list[int]]) -> None:
-        """Receive what has arrived, and then more until no worker is missing.
+    def _wait(self, step: int) -> None:
+        """Receive what has arrived, and then more until all messages of the steps before are here.
 
         Raises:
             ExchangeError: if for comm.timeout_seconds nothing arrives from those that are.
@@ -57,7 +55,7 @@ class RealTime(AsyncWorkers):
         while self._take(0.0) is not None:
             pass
         began = heard = time.monotonic()
-        while late := missing():
+        while late := self.peer.missing(step):
             left = heard + self.links.timeout_seconds - time.monotonic()
             if left <= 0:
                 raise ExchangeError(
