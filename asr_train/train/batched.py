@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
 from asr_train.comm.bucket import Bucket, Slot, rows, shorten
@@ -67,7 +68,7 @@ class Batched:
 
     def gives_factors(self, batches: Sequence[Batch]) -> bool:
         """Return whether it pays to take workers' gradients as factors, and not to compute them."""
-        return self._precision is Precision.fp32 and _most(batches) <= FEW
+        return self._precision is Precision.fp32 and max(len(b.ali_BT) for b in batches) <= FEW
 
     def gradients(
         self, batches: Sequence[Batch], max_norm: float | None, weights_WP: Tensor | None = None
@@ -99,10 +100,12 @@ class Batched:
         self, batches: Sequence[Batch], weights_WP: Tensor | None = None
     ) -> tuple[list[Factor], Tensor]:
         """Return workers' gradients as products that are not computed yet; and as `gradients`."""
-        workers, most = len(batches), _most(batches)
-        feats_NTF = torch.cat([_padded(batch.feats_BTF, most) for batch in batches])
-        ali_NT = torch.cat([_padded(batch.ali_BT, most) for batch in batches])
-        mask_NT = torch.cat([_padded(batch.mask_BT, most) for batch in batches])
+        workers = len(batches)
+        each = ((batch.feats_BTF, batch.ali_BT, batch.mask_BT) for batch in batches)
+        feats_NTF, ali_NT, mask_NT = (
+            pad_sequence(list(rows), batch_first=True).flatten(0, 1)  # to the longest minibatch
+            for rows in zip(*each, strict=True)
+        )
         target_N = torch.where(mask_NT, ali_NT, IGNORED).flatten()
         passed = _Products(self._layers, workers, weights_WP)
         with rounded(self._precision, feats_NTF.device), passed:
@@ -178,12 +181,3 @@ def rounded(precision: Precision, device: torch.device) -> contextlib.AbstractCo
     if precision is not Precision.bf16:
         return contextlib.nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
-
-
-def _most(batches: Sequence[Batch]) -> int:
-    return max(len(batch.ali_BT) for batch in batches)
-
-
-def _padded(rows: Tensor, most: int) -> Tensor:
-    missing = most - len(rows)
-    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows

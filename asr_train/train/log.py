@@ -41,7 +41,7 @@ import math
 import os
 import shutil
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-class NoLog(AbstractContextManager["NoLog"]):
+class NoLog(nullcontext[None]):
     """The log of all processes but worker 0's: nothing is written."""
 
     def sync(self) -> int:
@@ -138,9 +138,6 @@ class NoLog(AbstractContextManager["NoLog"]):
         pass
 
     def row(self, row: dict[str, Any]) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
         pass
 
 

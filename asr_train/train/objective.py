@@ -92,7 +92,11 @@ class SequenceObjective(Objective):
         total, slope_BTS = 0.0, np.zeros_like(logp_BTS)
         for b, (arcs_A, frames) in enumerate(zip(batch.lattices, lengths_B, strict=True)):
             scores_TS = self._kappa * (logp_BTS[b, :frames].astype(np.float64) - self._log_priors_S)
-            loss, slope_TS = self._of_lattice(arcs_A, scores_TS, ali_BT[b, :frames])
+            given = arcs_A, scores_TS, ali_BT[b, :frames], self._counted_S
+            if self._settings.criterion is Criterion.smbr:
+                loss, slope_TS = smbr(*given)
+            else:
+                loss, slope_TS = mmi(*given, self._settings.boost)
             total += loss
             slope_BTS[b, :frames] = self._kappa * slope_TS
         slope = torch.from_numpy(slope_BTS).to(logits_BTS)
@@ -101,13 +105,6 @@ class SequenceObjective(Objective):
         if share == 0:
             return sequence, correct
         return (1 - share) * sequence + share * cross_entropy, correct
-
-    def _of_lattice(
-        self, arcs_A: np.ndarray, scores_TS: np.ndarray, ali_T: np.ndarray
-    ) -> tuple[float, np.ndarray]:
-        if self._settings.criterion is Criterion.smbr:
-            return smbr(arcs_A, scores_TS, ali_T, self._counted_S)
-        return mmi(arcs_A, scores_TS, ali_T, self._counted_S, self._settings.boost)
 
 
 class _Sloped(torch.autograd.Function):

@@ -21,21 +21,15 @@ def die_with_launcher() -> None:
 
 def chosen_device() -> torch.device:
     """Return DEVICE, else the GPU if there is one; of several, each local process has its own."""
-    has_gpu = torch.cuda.is_available()
-    name = os.environ.get("DEVICE") or ("cuda" if has_gpu else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"DEVICE is {name!r}; it must be cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    name = os.environ.get("DEVICE") or ("cuda" if found else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or not (number or "0").isdecimal():
         raise ValueError(f"DEVICE is {name!r}; it must be cpu, cuda or cuda:N")
-    if device.type == "cpu":
+    if kind == "cpu":
         return torch.device("cpu")  # cpu:0 is the same
-    found = torch.cuda.device_count() if has_gpu else 0
-    if device.type == "cuda" and (device.index or 0) >= found:
+    if int(number or 0) >= found:
         raise ValueError(f"DEVICE is {name} but torch finds {found} GPUs; try DEVICE=cpu")
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % found)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # whose streams `Captured` and Triton use
+    device = torch.device("cuda", int(number or os.environ.get("LOCAL_RANK", "0")) % found)
+    torch.cuda.set_device(device)  # whose streams `Captured` and Triton use
     return device
