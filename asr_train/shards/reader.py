@@ -58,7 +58,6 @@ class Shards:
         self._opened: set[int] = set()  # shards whose checksum this process has compared
         self._last_read: tuple[int, str, dict[str, Record]] | None = None  # what is left of a shard
         self._last_parts: tuple[tuple[int | None, int, int], list[Positions]] | None = None
-        self._span = 0.0, 1.0
 
     def _take_index(self) -> None:
         index = self.index
@@ -94,6 +93,7 @@ class Shards:
         counts_S = np.maximum(np.array(index["state_frames"], np.float64), 1)
         self.priors_S: npt.NDArray[np.float64] = counts_S / counts_S.sum()
         self.about = dict[str, Any](index["about"])
+        self._span = slice(0, self.num_samples)  # of each epoch's order
 
     @property
     def has_lattices(self) -> bool:
@@ -115,7 +115,7 @@ class Shards:
         """
         assert 0 <= first < last <= 1
         part = copy.copy(self)
-        part._span = first, last
+        part._span = slice(round(first * self.num_samples), round(last * self.num_samples))
         part._last_parts = part._last_read = None
         return part
 
@@ -160,12 +160,7 @@ class Shards:
     def order(self, seed: int | None, epoch: int) -> npt.NDArray[np.int64]:
         """Return the samples of an epoch (within the span), as positions in the stored order."""
         order_N = np.arange(self.num_samples) if seed is None else self._permuted(seed, epoch)
-        first, last = self._span_ends()
-        return order_N[first:last]
-
-    def _span_ends(self) -> tuple[int, int]:
-        first, last = self._span
-        return round(first * self.num_samples), round(last * self.num_samples)
+        return order_N[self._span]
 
     def _permuted(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """Sort by random keys: raw bits are equal in all versions of NumPy, unlike `permutation`.
@@ -175,15 +170,13 @@ class Shards:
         bits = np.random.Philox(np.random.SeedSequence([seed, epoch]))
         shard_key_M = bits.random_raw(len(self.index["parts"]))
         sample_key_N = bits.random_raw(self.num_samples)
-        rank_M = np.empty(len(shard_key_M), np.int64)
-        rank_M[np.argsort(shard_key_M, kind="stable")] = np.arange(len(shard_key_M))
+        rank_M = np.argsort(np.argsort(shard_key_M, kind="stable"))
         return np.lexsort([sample_key_N, rank_M[self._shard_N]])  # the last key is the primary one
 
     @property
     def span_samples(self) -> int:
         """The number of samples in the span."""
-        first, last = self._span_ends()
-        return last - first
+        return int(self._span.stop - self._span.start)
 
     def part(
         self, seed: int | None, worker: int, workers: int, epoch: int

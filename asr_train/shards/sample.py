@@ -12,7 +12,7 @@ webdataset's default decoders would execute a `.pkl` or `.pth`.
 
 import io
 import tokenize
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -48,13 +48,8 @@ def to_record(sample: Sample, num_states: int) -> Record:
     check_num_states(num_states)
     _check_id(sample.id)
     with np.errstate(over="ignore"):  # infinity is refused below
-        stored = Sample(
-            sample.id,
-            np.asarray(sample.feats_TF).astype(np.float16, order="C"),
-            np.asarray(sample.ali_T),
-            sample.words,
-            sample.lattice_A,
-        )
+        feats_TF: np.ndarray = np.asarray(sample.feats_TF).astype(np.float16, order="C")
+    stored = replace(sample, feats_TF=feats_TF, ali_T=np.asarray(sample.ali_T))
     _check(stored, num_states)
     lattice = {} if stored.lattice_A is None else {LATTICE: _npy(stored.lattice_A)}
     return {
