@@ -21,18 +21,13 @@ def write_lattices(
 ) -> Iterator[tuple[Hypothesis, Alternatives | None]]:
     """Write lattices as they come, and yield the pairs without them."""
     with replacing(path) as scratch, zipfile.ZipFile(scratch, "w", zipfile.ZIP_STORED) as file:
-        file.comment = _numbering(lang).encode()
+        file.comment = hash_of(lang.lexicon.words).encode()  # in the order of their ids
         for row, (hypothesis, others) in enumerate(pairs):
             if others is not None:
                 for piece, packed in enumerate(others.lattices):
                     file.writestr(zipfile.ZipInfo(_name(row, piece)), packed)
                 others = replace(others, lattices=())
             yield hypothesis, others
-
-
-def _numbering(lang: Lang) -> str:
-    """Return a hash of the words, in the order of their ids."""
-    return hash_of(lang.lexicon.words)
 
 
 def _name(row: int, piece: int) -> str:
@@ -49,10 +44,10 @@ class LatticeArchive:
     def __init__(self, path: Path, lang: Lang) -> None:
         self._path, self._file = path, zipfile.ZipFile(path)
         self._process = os.getpid()
-        found = self._file.comment.decode()
-        if found != _numbering(lang):
+        found, own = self._file.comment.decode(), hash_of(lang.lexicon.words)
+        if found != own:
             raise DamagedFileError(
-                f"{path} numbers words as {found}, but the lang folder has {_numbering(lang)}; "
+                f"{path} numbers words as {found}, but the lang folder has {own}; "
                 "delete the hypotheses beside it and run make again"
             )
 

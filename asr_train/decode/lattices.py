@@ -83,8 +83,7 @@ def with_path(arcs_A: np.ndarray, ali_T: np.ndarray, cost: float) -> np.ndarray:
     own["source"][1:] = own["target"][:-1] = np.arange(nodes, nodes + frames - 1)
     own["target"][-1], own["state"], own["graph"][0] = nodes - 1, ali_T, cost
     order = np.argsort(np.concatenate([frame_N, np.arange(1, frames)]), kind="stable")
-    number_N = np.empty(len(order), np.int32)
-    number_N[order] = np.arange(len(order), dtype=np.int32)
+    number_N = np.argsort(order).astype(np.int32)
     arcs_A = np.concatenate([arcs_A, own])
     arcs_A["source"], arcs_A["target"] = number_N[arcs_A["source"]], number_N[arcs_A["target"]]
     return arcs_A[np.argsort(arcs_A["source"], kind="stable")]

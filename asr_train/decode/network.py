@@ -26,7 +26,6 @@ def network_of(path: Path, about: dict[str, Any]) -> Callable[[Read], Scorer]:
     """
     torch.set_num_threads(1)
     model, _ = load_model(path)
-    model.eval()
     left, right = model.context_left, model.context_right
     log_priors_S = torch.log(torch.tensor(about["priors"], dtype=torch.float64)).float()
 

@@ -97,10 +97,8 @@ class LowRank(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, rank: int) -> None:
         super().__init__()
-        self.into, self.out = (
-            UninitialisedLinear(inputs, rank, bias=False),
-            UninitialisedLinear(rank, outputs),
-        )
+        self.into = UninitialisedLinear(inputs, rank, bias=False)
+        self.out = UninitialisedLinear(rank, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.out(self.into(x))
