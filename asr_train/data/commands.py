@@ -18,6 +18,7 @@ import numpy as np
 from lhotse import MonoCut
 from scipy.signal import resample_poly
 
+from asr_train import schema
 from asr_train.checks import spelled
 from asr_train.data import intake, synth
 from asr_train.data.corpus import CorpusError, PreparedSplit, check_split
@@ -31,19 +32,7 @@ from asr_train.data.table import TABLE
 from asr_train.jobs import parallel_map
 from asr_train.lang import g2p
 from asr_train.lang.lexicon import Lexicon
-from asr_train.schema import (
-    HUMAN,
-    Channel,
-    CommandsSettings,
-    CorpusSettings,
-    Digits,
-    IntakeSettings,
-    LexiconSettings,
-    LowRate,
-    NormaliserKind,
-    SplitBy,
-    Unknown,
-)
+from asr_train.schema import HUMAN, CommandsSettings, CorpusSettings, LexiconSettings
 
 FIRST_BLOCK = 200  # utterances, from whose length the number of the rest is estimated
 
@@ -93,7 +82,7 @@ def commands(
     return made
 
 
-class Recorded(IntakeSettings):
+class Recorded(schema.IntakeSettings):
     """Requirements on people's recordings."""
 
     GROUP = "corpus.commands"
@@ -129,13 +118,13 @@ def _recorded(
 ) -> PreparedSplit:
     """Return recordings of which no larger share may be unusable."""
     own = Recorded(
-        dev_by=SplitBy.speakers,
+        dev_by=schema.SplitBy.speakers,
         dev_share=0.1,
-        normaliser=NormaliserKind.words,
-        digits=Digits.refuse,
+        normaliser=schema.NormaliserKind.words,
+        digits=schema.Digits.refuse,
         sample_rate=settings.sample_rate,
-        low_rate=LowRate.resample,
-        channel=Channel.mix,
+        low_rate=schema.LowRate.resample,
+        channel=schema.Channel.mix,
         duration_tolerance_seconds=0.05,
         min_seconds=0.1,
         max_seconds=40.0,
@@ -167,7 +156,8 @@ def sayable(
     Returns:
         The grammar and, if something is left out, a note.
     """
-    listed = replace(lexicon, unknown=Unknown.lose)  # guesses would agree with espeak-ng anyway
+    # Not guesses: these would agree with espeak-ng anyway
+    listed = replace(lexicon, unknown=schema.Unknown.lose)
     prons = Lexicon.from_settings(listed, grammar.words).prons
     spoken = g2p.spoken(prons, schwa=False)
     far = {

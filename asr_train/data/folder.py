@@ -13,16 +13,9 @@ from unicodedata import normalize
 from lhotse.supervision import AlignmentItem
 
 from asr_train.checks import spelled
-from asr_train.data import intake
+from asr_train.data import intake, splits
 from asr_train.data.corpus import CorpusError, PreparedSplit, check_split, few
 from asr_train.data.intake import Row
-from asr_train.data.splits import (
-    by_utterances,
-    further_test_speakers,
-    share_of,
-    spelled_as,
-    split_speakers,
-)
 from asr_train.data.table import COLUMNS, TABLE
 from asr_train.files import read_text
 from asr_train.lang.lexicon import SILENCE
@@ -221,15 +214,15 @@ def split_rows(tables: list[list[Row]], settings: FolderSettings) -> dict[str, l
     whole = settings.held_out
     apart = tables[len(tables) - len(whole) :]
     first, *more = tables = tables[: len(tables) - len(whole)]
-    settings = spelled_as((row.speaker for rows in tables for row in rows), settings)
-    speakers = split_speakers(
+    settings = splits.spelled_as((row.speaker for rows in tables for row in rows), settings)
+    speakers = splits.split_speakers(
         [row.speaker for row in first], settings, [row.speaker for rows in more for row in rows]
     )
     named = set(settings.dev_speakers) | set(settings.test_speakers)
     own = more[len(settings.more_dirs) :]
     for split, rows in zip(settings.more_tests, own, strict=True):
-        names = further_test_speakers([r.speaker for r in rows if r.speaker not in named], settings)
-        speakers[split] = names
+        others = [row.speaker for row in rows if row.speaker not in named]
+        speakers[split] = splits.further_test_speakers(others, settings)
     tested = {name for split in settings.more_tests for name in speakers[split]}
     speakers["train"] = sorted(set(speakers["train"]) - tested)
     everything = [row for rows in tables for row in rows]
@@ -238,11 +231,11 @@ def split_rows(tables: list[list[Row]], settings: FolderSettings) -> dict[str, l
         for split, wanted in ((split, set(names)) for split, names in speakers.items())
     }
     here = {row.utt_id for row in first}
-    for split in by_utterances(settings):
+    for split in splits.by_utterances(settings):
         mine = [row.utt_id for row in parts["train"] if row.utt_id in here]
         ids = mine or [row.utt_id for row in parts["train"]]
         share = settings.test_share if split == "test" else settings.dev_share
-        taken = share_of(ids, share, "utterance of the training speakers") if ids else set()
+        taken = splits.share_of(ids, share, "utterance of the training speakers") if ids else set()
         parts[split] = [row for row in parts["train"] if row.utt_id in taken]
         parts["train"] = [row for row in parts["train"] if row.utt_id not in taken]
     return parts | dict(zip(whole, apart, strict=True))

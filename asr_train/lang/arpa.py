@@ -26,6 +26,7 @@ import numpy as np
 from asr_train.files import DamagedFileError, replacing
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+SYMBOLS = frozenset({BEGIN, END, UNKNOWN, UNKNOWN.upper()})  # among the words of a model
 EPSILON = "<eps>"  # of graphs; no word
 MAX_ORDER = 5
 NEVER = -99.0  # log10 of a zero probability in an ARPA file: nothing predicts <s>

@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train import files
-from asr_train.lang.arpa import (
-    BEGIN,
-    END,
-    EPSILON,
-    UNKNOWN,
-    NgramModel,
-    in_upper_case,
-    read_arpa,
-    write_arpa,
-)
+from asr_train.lang.arpa import EPSILON, SYMBOLS, NgramModel, in_upper_case, read_arpa, write_arpa
 from asr_train.lang.lexicon import Lexicon
 from asr_train.lang.pronprobs import EDGE, Pronprobs, Variant
 from asr_train.lang.states import States
@@ -171,9 +162,8 @@ def grammar_words(
     if settings.kind is GrammarKind.loop:
         return list(dict.fromkeys(map(in_upper_case, settings.words)))
     assert arpa is not None
-    marks = {BEGIN, END, UNKNOWN, UNKNOWN.upper()}
     model = read_arpa(arpa)
-    words = [word for word in model.words if word not in marks]
+    words = [word for word in model.words if word not in SYMBOLS]
     if reserved := {EPSILON, "#0"} & set(words):
         raise files.DamagedFileError(
             f"{arpa} has the word {min(reserved)}, a symbol of decoding graphs; train the model "

@@ -34,17 +34,8 @@ from pathlib import Path
 import numpy as np
 
 from asr_train.files import iter_jsonl
-from asr_train.lang.arpa import (
-    BEGIN,
-    END,
-    NEVER,
-    UNKNOWN,
-    NgramModel,
-    Ngrams,
-    Sentence,
-    open_text,
-    reading,
-)
+from asr_train.lang import arpa
+from asr_train.lang.arpa import BEGIN, END, SYMBOLS, UNKNOWN, NgramModel, Ngrams
 from asr_train.schema import Smoothing
 
 FALL_BACK = (0.5, 1.0, 1.5)  # discounts for texts too small to estimate them
@@ -82,14 +73,13 @@ class Text:
         return len(self.id_T) - 2 * self.sentences
 
     @staticmethod
-    def of(sentences: Iterable[Sentence], vocabulary: Iterable[str]) -> "Text":
+    def of(sentences: Iterable[arpa.Sentence], vocabulary: Iterable[str]) -> "Text":
         """Number the words of sentences; <unk> or <UNK> is an unknown word.
 
         Raises:
             ValueError: without any sentence, or if one holds <s> or </s>.
         """
-        words = [BEGIN, END, UNKNOWN]
-        words += sorted(set(vocabulary) - {BEGIN, END, UNKNOWN, UNKNOWN.upper()})
+        words = [BEGIN, END, UNKNOWN, *sorted(set(vocabulary) - SYMBOLS)]
         id_of = defaultdict(lambda: U, zip(words, range(len(words)), strict=True))
         parts, blocks = [], [np.zeros(0, np.int32)]
         for sentence in sentences:
@@ -123,7 +113,7 @@ def read_sentences(paths: Iterable[Path | str]) -> Iterator[list[str]]:
         DamagedFileError: for a file that is truncated or not UTF-8.
     """
     for path in paths:
-        with reading(path), open_text(path) as file:
+        with arpa.reading(path), arpa.open_text(path) as file:
             for line in file:
                 if words := unicodedata.normalize("NFC", line.upper()).split():
                     yield [*map(sys.intern, words)]  # equal words are one object
@@ -257,7 +247,7 @@ def train(
         p_N = (count_N - discount_N) / total_C[context_N] + gamma_C[context_N] * lower_N
         logp_N = np.log10(p_N)
         if n == 1:
-            logp_N[B] = NEVER
+            logp_N[B] = arpa.NEVER
         else:
             backoff_C = np.log10(gamma_C[place_N >= 0])
             orders[-1] = Ngrams(orders[-1].key_N, orders[-1].logp_N, backoff_C)

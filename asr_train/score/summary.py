@@ -7,16 +7,7 @@ from asr_train.checks import spelled
 from asr_train.schema import ScoreSettings
 from asr_train.score.edits import align_words, show_alignment
 from asr_train.score.sclite import speaker_table
-from asr_train.score.words import (
-    Scored,
-    WordErrors,
-    by_speaker,
-    confusions,
-    grouped,
-    interval,
-    total,
-    units,
-)
+from asr_train.score.words import Scored, WordErrors, confusions, grouped, interval, total, units
 
 SHOWN_CONFUSIONS = 20
 SHOWN_KINDS = {"S": "confusions", "D": "deletions", "I": "insertions"}
@@ -35,7 +26,7 @@ def counts(scored: Sequence[Scored]) -> dict[str, Any]:
         "wer": errors.rate,
         "utterances": len(scored),
         "utterances_wrong": sum(s.errors.errors > 0 for s in scored),
-        "speakers": len(by_speaker(scored)),
+        "speakers": len({s.speaker for s in scored}),
     }
 
 
