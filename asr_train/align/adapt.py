@@ -52,8 +52,7 @@ class Adapted:
 
     def __call__(self, utterance: Utterance) -> np.ndarray:
         """Return x_TD, float32."""
-        x_TD, matrix_DE = self.plain(utterance), self.matrix(utterance)
-        return x_TD if matrix_DE is None else adapted(x_TD, matrix_DE)
+        return adapted(self.plain(utterance), self.matrix(utterance))
 
     def logdet(self, utterance: Utterance) -> float:
         """Return log|det A| in nats per frame, by which densities of adapted frames grow."""

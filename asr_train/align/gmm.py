@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from asr_train.align.front import Front
 from asr_train.align.transforms import Summed
@@ -271,9 +270,7 @@ def save_gmm(path: Path, model: Mixtures, feats: FeatsSettings, about: dict[str,
             "parts": [part(tensors, path.parent)],
             "front": plain(model.front.settings),
             "feats": plain(feats),
-            "num_states": gmm.num_states,
-            "states_hash": model.states.hash,
-            "states": model.states.plain(),
+            **model.states.about(),
             "fmllr": None if adaptive is None else plain(adaptive.settings),
             **about,
         },
@@ -293,8 +290,7 @@ def load_gmm(path: Path) -> Mixtures:
     """
     about = read_json(path)
     tensors = check_part(path.parent, about["parts"][0], remake=path)
-    with safe_open(tensors, framework="numpy") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+    arrays = load_file(tensors)
     gmm, transform_dD = _gmm(arrays, ""), arrays.get("transform_dD")
     adaptive = None
     if about.get("fmllr") is not None:

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from asr_train.align.front import Front, Read
 from asr_train.align.transforms import adapted
-from asr_train.data.features import Feats, Utterance
+from asr_train.data.features import Feats
 from asr_train.files import replacing
 from asr_train.schema import FrontSettings, build, plain
 
@@ -42,12 +42,7 @@ class Speakers:
     def read(self, feats: Feats) -> Read:
         """Return a function utterance -> x_TD, float32, adapted by the speaker's matrix."""
         plainly = self.front(feats)
-
-        def read(utterance: Utterance) -> np.ndarray:
-            x_TD, matrix_DE = plainly(utterance), self.matrices.get(utterance.speaker)
-            return x_TD if matrix_DE is None else adapted(x_TD, matrix_DE)
-
-        return read
+        return lambda u: adapted(plainly(u), self.matrices.get(u.speaker))
 
 
 def write_speakers(path: Path, speakers: Speakers) -> None:

@@ -50,13 +50,7 @@ def write_alignments(
     aligned = [(u, o) for u, o in zip(utterances, outcomes, strict=True) if isinstance(o, Aligned)]
     write_h5(store, {utterance.id: outcome.states_T for utterance, outcome in aligned})
     files.write_text(folder.with_name(folder.name + ".status.tsv"), _status(utterances, outcomes))
-    described: dict[str, Any] = {"states": None}
-    if states is not None:
-        described = {
-            "num_states": states.num_states,
-            "states_hash": states.hash,
-            "states": states.plain(),
-        }
+    described = {"states": None} if states is None else states.about()
     parts = [files.part(store, folder)]
     if speakers is not None:
         write_speakers(folder / FMLLR, speakers)

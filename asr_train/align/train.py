@@ -263,14 +263,15 @@ def _summed(
     job: Job,
     read: Read,
     outcomes: list[Outcome | None],
+    states: States,
     of: Callable[[np.ndarray, np.ndarray], Sums],
-    without: Sequence[int],
 ) -> Sums:
-    """Add up `of`(frames, their states) of all chunks, in order.
+    """Add up `of`(frames, their states) of all chunks, in order: the statistics of LDA and MLLT.
 
-    Args:
-        without: states whose frames are left out.
+    Silence is left out, unless the settings want it.
     """
+    assert job.settings.lda is not None
+    without = () if job.settings.lda.silence else states.of(SILENCE)
 
     def frames_of(aligned: list[tuple[Utterance, Aligned]]) -> Sums:
         x_ND = np.concatenate([read(utterance) for utterance, _ in aligned])
@@ -318,11 +319,6 @@ def _one_gaussian_each(
 # --- linear transforms --------------------------------------------------------------------------
 
 
-def _left_out(job: Job, states: States) -> Sequence[int]:
-    """Return the states whose frames are left out of the statistics of LDA and MLLT."""
-    assert job.settings.lda is not None
-    return () if job.settings.lda.silence else states.of(SILENCE)
-
 
 def _lda(job: Job, front: Front, outcomes: list[Outcome | None], states: States) -> np.ndarray:
     """Estimate the projection of spliced frames that separates the previous system's states."""
@@ -331,8 +327,8 @@ def _lda(job: Job, front: Front, outcomes: list[Outcome | None], states: States)
         job,
         front(job.feats),
         outcomes,
+        states,
         lambda x_ND, states_N: Classes.of(x_ND, states_N, states.num_states),
-        _left_out(job, states),
     )
     return lda(total, job.settings.lda.dims).astype(np.float32)
 
@@ -344,8 +340,8 @@ def _mllt(job: Job, model: Mixtures, outcomes: list[Outcome | None]) -> tuple[Mi
         job,
         model.front(job.feats),
         outcomes,
+        model.states,
         lambda x_ND, states_N: FullSums.of(x_ND, shares(gmm, x_ND, states_N), gmm.variance_GD),
-        _left_out(job, model.states),
     )
     turn = mllt(total, gmm.mean_GD, gmm.variance_GD)
     assert model.front.transform_dD is not None

@@ -350,7 +350,9 @@ def _fmllr_objective(matrix_DE: np.ndarray, sums: AffineSums) -> float:
     return sums.count * logdet + float((matrix_DE * sums.linear_DE).sum()) - 0.5 * fit
 
 
-def adapted(x_TD: np.ndarray, matrix_DE: np.ndarray) -> np.ndarray:
-    """Return A x + b for every frame, in the type of x."""
+def adapted(x_TD: np.ndarray, matrix_DE: np.ndarray | None) -> np.ndarray:
+    """Return A x + b for every frame, in the type of x; without a matrix, x."""
+    if matrix_DE is None:
+        return x_TD
     adapted_TD: np.ndarray = (x_TD @ matrix_DE[:, :-1].T + matrix_DE[:, -1]).astype(x_TD.dtype)
     return adapted_TD

@@ -373,9 +373,4 @@ def _in_positions(pron: Pronunciation, names: set[str]) -> Pronunciation:
 def about_states(states: States) -> dict[str, Any]:
     """Return what an index or a model.json has about imported states."""
     assert states.hmms is not None
-    return {
-        "num_states": states.num_states,
-        "states_hash": states.hash,
-        "states": states.plain(),
-        "self_loops": states.hmms.loops(states.num_states).tolist(),
-    }
+    return {**states.about(), "self_loops": states.hmms.loops(states.num_states).tolist()}

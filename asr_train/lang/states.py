@@ -148,6 +148,11 @@ class States:
             **more,
         }
 
+    def about(self) -> dict[str, Any]:
+        """Return what an index or a model.json has about its states, which `stored` reads."""
+        known = {"num_states": self.num_states, "states_hash": self.hash}
+        return {**known, "states": self.plain()}
+
     @staticmethod
     def from_plain(content: dict[str, Any]) -> "States":
         """Rebuild the states from plain data."""
