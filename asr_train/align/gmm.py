@@ -68,8 +68,7 @@ class Gmm:
     def gaussians(self, x_TD: np.ndarray, rows: Any = slice(None)) -> np.ndarray:
         """Return log(weight * density) of Gaussians, all or some `rows`: float32 [T, G]."""
         constant_G, linear_GD, square_GD = (term[rows] for term in self.terms)
-        log_TG: np.ndarray = x_TD @ linear_GD.T + (x_TD * x_TD) @ square_GD.T + constant_G
-        return log_TG
+        return x_TD @ linear_GD.T + (x_TD * x_TD) @ square_GD.T + constant_G
 
     def scores(self, x_TD: np.ndarray, states: np.ndarray | None = None) -> np.ndarray:
         """Return log-likelihoods of states, all or some, in nats: float32 [T, S]."""

@@ -135,8 +135,7 @@ class Alignments:
     def load(self, utt_id: str) -> np.ndarray:
         """Return int32 [T], one state per frame."""
         path, key = self._places[utt_id]
-        ali_T: np.ndarray = open_h5(path, os.getpid())[key][:]
-        return ali_T
+        return open_h5(path, os.getpid())[key][:]
 
 
 def _place(row: dict[str, Any], folder: Path) -> tuple[str, str]:

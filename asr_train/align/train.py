@@ -281,8 +281,7 @@ def _summed(
             x_ND, state_N = x_ND[kept_N], state_N[kept_N]
         return of(x_ND, state_N)
 
-    total: Sums = reduce(add, _by_chunk(job, outcomes, frames_of))
-    return total
+    return reduce(add, _by_chunk(job, outcomes, frames_of))
 
 
 def _triphones(job: Job, read: Read, outcomes: list[Outcome | None]) -> Stats:
@@ -317,7 +316,6 @@ def _one_gaussian_each(
 
 
 # --- linear transforms --------------------------------------------------------------------------
-
 
 
 def _lda(job: Job, front: Front, outcomes: list[Outcome | None], states: States) -> np.ndarray:

@@ -106,8 +106,7 @@ def lda(classes: Classes, dims: int) -> np.ndarray:
     _, turn_DD = np.linalg.eigh(whiten_DD @ between_DD @ whiten_DD.T)
     matrix_ED = turn_DD.T[::-1][:dims] @ whiten_DD
     largest_E = np.abs(matrix_ED).argmax(1)
-    signed_ED: np.ndarray = matrix_ED * np.sign(matrix_ED[np.arange(dims), largest_E])[:, None]
-    return signed_ED
+    return matrix_ED * np.sign(matrix_ED[np.arange(dims), largest_E])[:, None]
 
 
 # --- sums of products ---------------------------------------------------------------------------
@@ -140,8 +139,7 @@ def _inverses(name: str, moment_DEE: np.ndarray) -> np.ndarray:
             f"{name}: the statistics of dimension {poor[0]} are singular (eigenvalues {low:.3g} "
             f"to {high:.3g}); they need more frames, or frames that differ more"
         )
-    inverse_DEE: np.ndarray = (vectors_DEE / values_DE[:, None, :]) @ vectors_DEE.transpose(0, 2, 1)
-    return inverse_DEE
+    return (vectors_DEE / values_DE[:, None, :]) @ vectors_DEE.transpose(0, 2, 1)
 
 
 # --- MLLT ---------------------------------------------------------------------------------------
@@ -340,8 +338,7 @@ def _affine_row(
     root = np.sqrt(b * b + 4 * a * count)
     alphas = ((-b + root) / (2 * a), (-b - root) / (2 * a))
     best = max(alphas, key=lambda alpha: count * np.log(abs(alpha * a + b)) - alpha**2 * a / 2)
-    row_E: np.ndarray = (best * cofactor_E + linear_E) @ inverse_EE
-    return row_E
+    return (best * cofactor_E + linear_E) @ inverse_EE
 
 
 def _fmllr_objective(matrix_DE: np.ndarray, sums: AffineSums) -> float:
@@ -354,5 +351,4 @@ def adapted(x_TD: np.ndarray, matrix_DE: np.ndarray | None) -> np.ndarray:
     """Return A x + b for every frame, in the type of x; without a matrix, x."""
     if matrix_DE is None:
         return x_TD
-    adapted_TD: np.ndarray = (x_TD @ matrix_DE[:, :-1].T + matrix_DE[:, -1]).astype(x_TD.dtype)
-    return adapted_TD
+    return (x_TD @ matrix_DE[:, :-1].T + matrix_DE[:, -1]).astype(x_TD.dtype)

@@ -96,8 +96,7 @@ def loglik(stats_NM: np.ndarray, floor_D: np.ndarray) -> np.ndarray:
     variance_ND = np.maximum(own_ND, floor_D)
     own_ND /= variance_ND
     own_ND += np.log(variance_ND)
-    loglik_N: np.ndarray = -0.5 * count_N * (own_ND.sum(1) + dims * np.log(2 * np.pi))
-    return loglik_N
+    return -0.5 * count_N * (own_ND.sum(1) + dims * np.log(2 * np.pi))
 
 
 def variance_floor(stats: Stats, share: float) -> np.ndarray:
@@ -161,8 +160,7 @@ def _joins(stats_NM: np.ndarray, floor_D: np.ndarray, limit: float) -> list[tupl
 
     def loss(a: int, others: np.ndarray) -> np.ndarray:
         joint_N = loglik(stats_NM[a] + stats_NM[others], floor_D)
-        loss_N: np.ndarray = loglik_N[a] + loglik_N[others] - joint_N
-        return loss_N
+        return loglik_N[a] + loglik_N[others] - joint_N
 
     loss_NN = np.full((size, size), np.inf)  # above the diagonal
     for a in range(size - 1):

@@ -147,8 +147,7 @@ def resampled(wave_N: np.ndarray, own_rate: int, rate: int) -> np.ndarray:
     import torchaudio
 
     wave = torch.from_numpy(np.ascontiguousarray(wave_N))
-    found: np.ndarray = torchaudio.functional.resample(wave, own_rate, rate).numpy()
-    return found
+    return torchaudio.functional.resample(wave, own_rate, rate).numpy()
 
 
 def _shortened(cut: Any) -> str:
@@ -298,8 +297,7 @@ class Utterance:
     @property
     def row(self) -> dict[str, Any]:
         """The row, unpacked at each call."""
-        row: dict[str, Any] = json.loads(self.line)
-        return row
+        return json.loads(self.line)
 
 
 class Feats:
@@ -330,14 +328,12 @@ class Feats:
         stored = utterance.row["features"]
         part = self._folder / Path(stored["storage_path"]).name
         try:
-            file = open_h5(str(part), os.getpid())
-            feats_TF: np.ndarray = file[stored["storage_key"]][:]
+            return open_h5(str(part), os.getpid())[stored["storage_key"]][:]
         except (OSError, KeyError) as error:
             raise ValueError(
                 f"{utterance.id} cannot be read from {part} ({error}); "
                 "delete that file and its manifest, and run make again"
             ) from error
-        return feats_TF
 
     def normaliser(self, norm: NormSettings) -> Callable[[Utterance, np.ndarray], np.ndarray]:
         """Return a function (utterance, feats_TF) -> feats_TF that normalises by mean, variance."""
@@ -348,8 +344,7 @@ class Feats:
             by_speaker = norm.by is NormBy.speaker
             sums = self._speakers[utterance.speaker] if by_speaker else Sums.of(feats_TF)
             mean_F, scale_F = sums.mean_and_scale(norm.variance)
-            normal_TF: np.ndarray = (feats_TF - mean_F) * scale_F
-            return normal_TF
+            return (feats_TF - mean_F) * scale_F
 
         return apply
 
@@ -438,8 +433,7 @@ def open_h5(path: str, process: int) -> Any:
 
 def cepstra(feats_TF: np.ndarray, num_ceps: int) -> np.ndarray:
     """Compute MFCCs from log-mel: float32 [T, num_ceps], liftered as in Kaldi (c0 is energy)."""
-    cepstra_TC: np.ndarray = feats_TF @ _dct(feats_TF.shape[1], num_ceps)
-    return cepstra_TC
+    return feats_TF @ _dct(feats_TF.shape[1], num_ceps)
 
 
 @cache

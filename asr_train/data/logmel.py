@@ -60,8 +60,7 @@ class LogMel:
         x_TN = (x_TN - self.settings.preemphasis * before_TN) * self.window_N
         spectrum_TH = torch.fft.rfft(x_TN, self.fft)
         power_TH = spectrum_TH.real.square() + spectrum_TH.imag.square()
-        logmel_TF: torch.Tensor = (power_TH @ self.mels_HF).clamp_min(EPSILON).log()
-        return logmel_TF
+        return (power_TH @ self.mels_HF).clamp_min(EPSILON).log()
 
 
 def _mel_weights(settings: FeatsSettings, fft: int) -> np.ndarray:

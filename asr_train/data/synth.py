@@ -550,8 +550,7 @@ def noise(kind: str, count: int, rate: int, rng: np.random.Generator) -> np.ndar
     else:
         assert kind == "hum", kind
         noise_T = _hum(count, rate, rng)
-    unit_T: np.ndarray = noise_T / np.sqrt(np.mean(noise_T**2))
-    return unit_T
+    return noise_T / np.sqrt(np.mean(noise_T**2))
 
 
 def _coloured(
@@ -562,16 +561,14 @@ def _coloured(
     hertz = rfftfreq(padded, 1 / rate)
     spectrum = rng.standard_normal(len(hertz)) + 1j * rng.standard_normal(len(hertz))
     noise_T = irfft(spectrum * gain(hertz), padded)[:count]
-    unit_T: np.ndarray = noise_T / np.sqrt(np.mean(noise_T**2))
-    return unit_T
+    return noise_T / np.sqrt(np.mean(noise_T**2))
 
 
 def _talker(count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
     """Return noise with the long-term spectrum and the rhythm of speech (3 to 6 syllables/s)."""
     rhythm = 2 * np.pi * rng.uniform(3, 6) * np.arange(count) / rate + rng.uniform(0, 2 * np.pi)
     voice_T = _coloured(count, rate, rng, lambda f: f / (f + 100) / (1 + (f / 500) ** 2) ** 0.75)
-    talker_T: np.ndarray = voice_T * (1 + np.sin(rhythm)) ** 2
-    return talker_T
+    return voice_T * (1 + np.sin(rhythm)) ** 2
 
 
 def _hum(count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
@@ -581,5 +578,4 @@ def _hum(count: int, rate: int, rng: np.random.Generator) -> np.ndarray:
     hum_T = np.zeros(count)
     for k in range(1, int(min(2000, rate / 2) / mains)):
         hum_T += rng.uniform(0.3, 1) / k * np.sin(k * radians + rng.uniform(0, 2 * np.pi))
-    noise_T: np.ndarray = hum_T / np.sqrt(np.mean(hum_T**2)) + 0.5 * noise("pink", count, rate, rng)
-    return noise_T
+    return hum_T / np.sqrt(np.mean(hum_T**2)) + 0.5 * noise("pink", count, rate, rng)

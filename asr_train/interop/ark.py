@@ -158,8 +158,7 @@ def _matrix(file: BinaryIO) -> np.ndarray:
 def _int_vector(file: BinaryIO) -> np.ndarray:
     head = _peek(file, 3)
     if head == INTEGERS:
-        vector: np.ndarray = _matio().read_int32vector(file)
-        return vector
+        return _matio().read_int32vector(file)
     if head.startswith(b"\0B"):
         raise ValueError(f"{_peek(file, 6)!r} is not a vector of integers")
     line = file.readline()

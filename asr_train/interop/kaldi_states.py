@@ -270,8 +270,7 @@ class TransitionIds:
                 f"{self.states.phones[phone_T[at]]} follows a transition to HMM state "
                 f"{wanted_n[np.flatnonzero(wrong)[0]]}; was this aligned with another model?"
             )
-        starts: np.ndarray = first[np.concatenate([[True], ends[:-1]])]
-        return starts
+        return first[np.concatenate([[True], ends[:-1]])]
 
     @staticmethod
     def _reordered(row_T: np.ndarray, loop_T: np.ndarray) -> bool:

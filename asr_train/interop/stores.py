@@ -230,8 +230,7 @@ def self_loops(paths: list[np.ndarray], num_states: int) -> np.ndarray:
         before_T, after_T = path_T[:-1], path_T[1:]
         all_S += np.bincount(before_T, minlength=num_states)
         stay_S += np.bincount(before_T[before_T == after_T], minlength=num_states)
-    loop_S: np.ndarray = stay_S / all_S
-    return loop_S
+    return stay_S / all_S
 
 
 # --- scores -------------------------------------------------------------------------------------

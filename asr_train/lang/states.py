@@ -100,8 +100,7 @@ class States:
     def ids(self, left: int, phone: int, right: int) -> list[int]:
         """Return the states of a phone between two others (indices of phones), in order of time."""
         assert self.hmms is None
-        found: list[int] = self.table_LPRJ[left, phone, right, : self.positions(phone)].tolist()
-        return found
+        return self.table_LPRJ[left, phone, right, : self.positions(phone)].tolist()
 
     def hmm(self, left: int, phone: int, right: int) -> Hmm:
         """Return the HMM of a phone between two others (indices of phones, or `edge`).

@@ -69,8 +69,7 @@ class Lattice:
 
     def costs_to_end(self) -> np.ndarray:
         """Return the cheapest cost from each node to an end: float64 [nodes]."""
-        cost_N: np.ndarray = _to_end(self.arcs_A, self.final_N)
-        return cost_N
+        return _to_end(self.arcs_A, self.final_N)
 
 
 def ordered(graph: Arrays) -> Graph:

@@ -66,8 +66,7 @@ def lattice_oracle(lattice: Lattice, reference: Sequence[int]) -> int:
     frames_first = np.searchsorted(lattice.frame_N, np.arange(lattice.frames + 3))
     rows = int((frames_first[2:] - frames_first[:-2]).max())
     reference_R = np.array(reference, np.int64)
-    edits = _edits(lattice.arcs_A, lattice.arc_offsets(), lattice.final_N, reference_R, rows)
-    return int(edits)
+    return int(_edits(lattice.arcs_A, lattice.arc_offsets(), lattice.final_N, reference_R, rows))
 
 
 def list_oracle(sentences: Sequence[Path], reference: Sequence[int]) -> int:

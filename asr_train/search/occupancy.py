@@ -168,8 +168,7 @@ def has_path(arcs_A: Any, ali_T: Any) -> bool:
             arc.state == EMPTY or arc.state == ali_T[frame_N[arc.source]]
         ):
             reached_N[arc.target] = True
-    found: bool = reached_N[-1]
-    return found
+    return reached_N[-1]
 
 
 @numba.njit(cache=True, nogil=True)

@@ -128,8 +128,7 @@ def kth_smallest(values: Any, count: int, k: int) -> float:
             low = i
         else:
             break
-    found: float = values[k]
-    return found
+    return values[k]
 
 
 @numba.njit(cache=True, nogil=True)
