@@ -9,8 +9,8 @@ A state id here is a pdf-id in Kaldi. `scripts/export.py` writes features, align
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,22 @@ UTTERANCES_A_PART = 200
 MAX_LOST_SHARE = 0.05  # of the utterances, which may lack an alignment
 
 
-def _read(read: Callable[[Path | str], Keyed], archive: Path | str) -> Keyed:
-    """Yield an archive's arrays by the ids that manifests here have in place of Kaldi's.
+def _read(
+    read: Callable[[Path | str], Keyed], archives: Iterable[Path | str]
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield archives' arrays: what errors call each, its id in manifests here, and the array.
 
     Raises:
-        ValueError: if two of Kaldi's ids have the same one here.
+        ValueError: if an id is in two archives, or two of Kaldi's ids have the same one here.
     """
-    keys: dict[str, str] = {}
-    for key, array in read(archive):
-        name = without_marks(key)
-        if (other := keys.setdefault(name, key)) != key:
-            raise ValueError(f"{archive}: {other} and {key} are both {name} here; rename one")
-        yield name, array
+    known: dict[str, str] = {}
+    for archive in archives:
+        for key, array in read(archive):
+            where, name = f"{archive}: {key}", without_marks(key)
+            if name in known:
+                raise ValueError(f"{known[name]} and {where} are both {name} here; keep one")
+            known[name] = where
+            yield where, name, array
 
 
 # --- features -----------------------------------------------------------------------------------
@@ -73,11 +77,11 @@ def import_feats(
 
     def wanted() -> Iterator[tuple[MonoCut, np.ndarray]]:
         nonlocal others
-        for key, feats_TF in _read(read_matrices, archive):
+        for where, key, feats_TF in _read(read_matrices, [archive]):
             if key not in by_id:
                 others += 1
                 continue
-            _check_feats(f"{archive}: {key}", feats_TF, by_id[key].duration, settings)
+            _check_feats(where, feats_TF, by_id[key].duration, settings)
             yield by_id[key], feats_TF
 
     stream = wanted()
@@ -159,18 +163,19 @@ def import_ali(
     paths: dict[str, Aligned] = {}
     utterances = {u.id: u for u in feats}
     ids = None if states is None else TransitionIds.of(states)
-    for key, ids_T in _vectors(Path(archive)):
+    for where, key, ids_T in _read(read_int_vectors, _archives(Path(archive))):
         if key not in utterances:
             continue
-        where, utterance = f"{archive}: {key}", utterances[key]
-        if key in paths:
-            raise ValueError(f"{where} is in two archives; ids must be unique")
-        _check_frames(where, ids_T, utterance.frames)
+        if len(ids_T) != (frames := utterances[key].frames):
+            raise ValueError(
+                f"{where} has {len(ids_T)} frames but its features have {frames}; "
+                "import the features that were aligned, or align these"
+            )
         if ids is None:
             _check_ids(where, ids_T, num_states)
             paths[key] = _path(ids_T)
         else:
-            paths[key] = ids.path(where, ids_T, utterance.words.split())
+            paths[key] = ids.path(where, ids_T, utterances[key].words.split())
     outcomes: list[Aligned | Lost] = [paths.get(u.id) or Lost(f"not in {archive}") for u in feats]
     lost = [[u.id, o.reason] for u, o in zip(feats, outcomes, strict=True) if isinstance(o, Lost)]
     check_lost(str(archive), lost, len(outcomes), MAX_LOST_SHARE)
@@ -185,30 +190,20 @@ def import_ali(
     return len(paths), len(lost), sum(bool(utterances[key].words.split()) for key in wordless)
 
 
-def _vectors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Read one archive, or all ali.*.gz of a folder, which Kaldi's alignment scripts write."""
-    if not path.is_dir():
-        return _read(read_int_vectors, path)
-    archives = sorted(path.glob("ali.*.gz"))
+def _archives(path: Path) -> list[Path]:
+    """Return one archive, or all ali.*.gz of a folder, which Kaldi's alignment scripts write."""
+    archives = sorted(path.glob("ali.*.gz")) if path.is_dir() else [path]
     if not archives:
         raise ValueError(
             f"{path} has no ali.*.gz; name a folder of steps/align_*.sh, or an archive"
         )
-    return chain.from_iterable(_read(read_int_vectors, archive) for archive in archives)
+    return archives
 
 
 def _path(states_T: np.ndarray) -> Aligned:
     """Return a path with states but unknown phones."""
     unknown = np.zeros(len(states_T), np.int8), np.zeros((0, 3), np.int32)
     return Aligned(states_T, *unknown, math.nan, False)
-
-
-def _check_frames(where: str, ids_T: np.ndarray, frames: int) -> None:
-    if len(ids_T) != frames:
-        raise ValueError(
-            f"{where} has {len(ids_T)} frames but its features have {frames}; "
-            "import the features that were aligned, or align these"
-        )
 
 
 def _check_ids(where: str, states_T: np.ndarray, num_states: int) -> None:
@@ -254,19 +249,15 @@ def import_scores(archives: Sequence[Path | str], states: States, path: Path | s
     path = Path(path)
     store = path.with_name("scores.h5")
     with replacing(store) as scratch, h5py.File(scratch, "w") as file:
-        for archive in archives:
-            for key, scores_TS in _read(read_matrices, archive):
-                where = f"{archive}: {key}"
-                _check_some(where, scores_TS)
-                if scores_TS.shape[1] != states.num_states:
-                    raise ValueError(
-                        f"{where} has {scores_TS.shape[1]} columns but the model has "
-                        f"{states.num_states} pdf-ids; take states and scores of the same model"
-                    )
-                _check_finite(where, scores_TS, "pdf-id")
-                if key in file:
-                    raise ValueError(f"{where} is in two archives; ids must be unique")
-                file.create_dataset(key, data=scores_TS)
+        for where, key, scores_TS in _read(read_matrices, archives):
+            _check_some(where, scores_TS)
+            if scores_TS.shape[1] != states.num_states:
+                raise ValueError(
+                    f"{where} has {scores_TS.shape[1]} columns but the model has "
+                    f"{states.num_states} pdf-ids; take states and scores of the same model"
+                )
+            _check_finite(where, scores_TS, "pdf-id")
+            file.create_dataset(key, data=scores_TS)
         count = len(file)
     about = {"kind": "scores", "run": path.parent.name, "file": part(store, path.parent)}
     write_json(path, {**about, "feats": {}, **about_states(states)})

@@ -151,7 +151,7 @@ def test_missing_features_are_named(feats, cuts, tmp_path):
 
 def test_two_of_kaldis_ids_with_one_id_here_are_refused(feats, cuts, tmp_path):
     write_matrices(tmp_path / "f.ark", [(u, np.ones((9, 3))) for u in ("u.0", "u_0")])
-    with pytest.raises(ValueError, match=r"u\.0 and u_0 are both u_0 here; rename one"):
+    with pytest.raises(ValueError, match=r"f\.ark: u\.0 and .*f\.ark: u_0 are both u_0 here"):
         import_feats(tmp_path / "f.ark", cuts, FEATS, tmp_path / "again" / "dev.jsonl.gz")
 
 
@@ -248,7 +248,7 @@ def test_scores_of_a_network_are_looked_up(feats, yesno, tmp_path):
         scorer.score(dataclasses.replace(u, frames=9))
     with pytest.raises(ValueError, match="has no scores of other; import those of all splits"):
         scorer.score(dataclasses.replace(u, id="other"))
-    with pytest.raises(ValueError, match=r"b\.ark: u1 is in two archives"):
+    with pytest.raises(ValueError, match=r"b\.ark: u1 and .*b\.ark: u1 are both u1 here"):
         import_scores([*parts, parts[1]], yesno, tmp_path / "exp" / "k" / "model.json")
 
 
