@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from asr_train.align import table
-from asr_train.align.viterbi import Aligned, Lost, align_all, transcripts
+from asr_train.align.viterbi import Aligned, Aligner, Lost, transcripts
 from asr_train.data.features import Feats, open_feats
 from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.scorer import known_states
@@ -34,9 +34,8 @@ def ali(features: str, language: str, model: str, conf: str, output: str) -> str
     speakers = None
     if scorer.adapt is not None:
         scorer, speakers = scorer.adapt(spoken, lang, settings)
-    outcomes = align_all(
-        scorer.scores, spoken, lang, states, scorer.loop_S, settings, f"aligning {split}"
-    )
+    aligner = Aligner(lang, states, scorer.loop_S, settings)
+    outcomes = aligner.align_all(scorer.scores, spoken, f"aligning {split}")
     shift = feats.settings.shift_seconds
     summary = table.report(split, feats.utterances, outcomes, states, shift)
     summary |= {"model": scorer.run, "speakers": speakers}

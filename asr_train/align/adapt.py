@@ -16,7 +16,7 @@ import numpy as np
 from asr_train.align.front import Read
 from asr_train.align.gmm import Gmm, Mixtures, shares
 from asr_train.align.transforms import AffineSums, Transform, adapted, fmllr
-from asr_train.align.viterbi import Aligned, Outcome, Scores, Spoken, align_all
+from asr_train.align.viterbi import Aligned, Aligner, Outcome, Scores, Spoken
 from asr_train.data.features import Utterance
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
@@ -154,10 +154,10 @@ def adapt(
     """
     assert model.adaptive is not None
     settings, utterances = model.adaptive.settings, [utterance for utterance, _ in spoken]
+    aligner = Aligner(lang, model.states, model.gmm.loop_S, ali)
     read, logliks = Adapted(plain), []
     for sharing in (model.adaptive.unadapted, model.gmm):
-        score, loop_S = scores(model, read), model.gmm.loop_S
-        aligned = align_all(score, spoken, lang, model.states, loop_S, ali)
+        aligned = aligner.align_all(scores(model, read), spoken)
         logliks.append([o.loglik if isinstance(o, Aligned) else None for o in aligned])
         read = estimated(read, sharing, model, settings, utterances, aligned)
         del aligned  # before the next ones are found: all paths are large

@@ -32,7 +32,7 @@ from asr_train.align.gmm import (
 )
 from asr_train.align.transforms import Classes, FullSums, lda, mllt
 from asr_train.align.tree import Stats, grow, summed
-from asr_train.align.viterbi import Aligned, Lost, Outcome, align, align_all, transcripts, unfit
+from asr_train.align.viterbi import Aligned, Aligner, Lost, Outcome, transcripts, unfit
 from asr_train.data.features import Feats, Utterance
 from asr_train.jobs import parallel_map
 from asr_train.lang.index import Lang
@@ -215,8 +215,8 @@ def _aligned_by(job: Job, before: Mixtures) -> tuple[Adapted, list[Outcome | Non
     if before.adaptive is not None:
         read = adapt(before, read.plain, spoken, job.lang, job.ali)
     before.gmm.terms, before.gmm.first_S  # noqa: B018 - cached before the workers fork
-    score, loop_S = scores(before, read), before.gmm.loop_S
-    return read, list(align_all(score, spoken, job.lang, before.states, loop_S, job.ali))
+    aligner = Aligner(job.lang, before.states, before.gmm.loop_S, job.ali)
+    return read, list(aligner.align_all(scores(before, read), spoken))
 
 
 def triphone_keys(outcome: Aligned) -> np.ndarray:
@@ -419,6 +419,7 @@ def _pass(
 ) -> tuple[list[Outcome | None], Counts, float]:
     """Go through all utterances: alignments (new if `realign`), their sums and likelihood."""
     gmm = model.gmm
+    aligner = Aligner(job.lang, model.states, gmm.loop_S, job.ali)
     gmm.terms, gmm.first_S, ready()
 
     def one(chunk: range) -> tuple[list[Outcome | None], Counts]:
@@ -431,8 +432,7 @@ def _pass(
             x_TD, words = read(utterance), utterance.words.split()
             if realign and not (isinstance(outcome, Lost) and outcome.for_good):
                 score = scores_of(gmm, x_TD, read.logdet(utterance))
-                frames, loop_S = len(x_TD), gmm.loop_S
-                outcome = align(words, frames, score, job.lang, model.states, loop_S, job.ali)
+                outcome = aligner.align(words, len(x_TD), score)
             new.append(outcome)
             if isinstance(outcome, Aligned):
                 xs.append(x_TD)

@@ -73,73 +73,64 @@ def unfit(words: list[str], frames: int, lang: Lang) -> Lost | None:
     return None
 
 
-def align(
-    words: list[str],
-    frames: int,
-    scores: Scores,
-    lang: Lang,
-    states: States,
-    loop_S: np.ndarray,
-    settings: AliSettings,
-) -> Outcome:
-    """Find the most likely state path of a transcript.
+@dataclass(frozen=True, slots=True)
+class Aligner:
+    """Finds the most likely state paths of transcripts, by one model.
 
-    Args:
-        words: the transcript.
-        frames: of the utterance, T.
-        scores: log-likelihoods in nats, unscaled, of the states that the transcript needs, for a
-            window of frames at a time.
+    Attributes:
         states: of the model.
         loop_S: self-loop probability of each state.
     """
-    if (lost := unfit(words, frames, lang)) is not None:
-        return lost
-    transcript = transcript_graph(words, lang, states, loop_S)
-    needed, column_K = np.unique(transcript.state_K, return_inverse=True)
-    for beam in (settings.beam, settings.retry_beam):
-        path = forced_path(
-            transcript.graph,
-            column_K,
-            frames,
-            lambda span: scores(needed, span),
-            settings.acoustic_scale,
-            beam,
-        )
-        if path is not None:
-            return Aligned(
-                transcript.state_K[path.places_T],
-                transcript.position_K[path.places_T],
-                transcript.phones(path.places_T),
-                -path.acoustic_cost - path.graph_cost,
-                beam != settings.beam,
-            )
-    return Lost(f"no path within a beam of {settings.retry_beam:g}; is the transcript right?")
+
+    lang: Lang
+    states: States
+    loop_S: np.ndarray
+    settings: AliSettings
+
+    def align(self, words: list[str], frames: int, scores: Scores) -> Outcome:
+        """Align one transcript.
+
+        Args:
+            frames: of the utterance, T.
+            scores: log-likelihoods in nats, unscaled, of the states that the transcript needs, for
+                a window of frames at a time.
+        """
+        if (lost := unfit(words, frames, self.lang)) is not None:
+            return lost
+        transcript = transcript_graph(words, self.lang, self.states, self.loop_S)
+        needed, column_K = np.unique(transcript.state_K, return_inverse=True)
+        scale, beams = self.settings.acoustic_scale, (self.settings.beam, self.settings.retry_beam)
+        windows = lambda span: scores(needed, span)  # noqa: E731
+        for beam in beams:
+            path = forced_path(transcript.graph, column_K, frames, windows, scale, beam)
+            if path is not None:
+                return Aligned(
+                    transcript.state_K[path.places_T],
+                    transcript.position_K[path.places_T],
+                    transcript.phones(path.places_T),
+                    -path.acoustic_cost - path.graph_cost,
+                    beam != beams[0],
+                )
+        return Lost(f"no path within a beam of {beams[1]:g}; is the transcript right?")
+
+    def align_all(
+        self, score: Callable[[Utterance], Scores], spoken: list[Spoken], what: str = ""
+    ) -> list[Outcome]:
+        """Align many utterances in worker processes.
+
+        Args:
+            score: utterance -> its scores.
+            what: label of the progress bar; "": none is shown.
+        """
+
+        def one(pair: Spoken) -> Outcome:
+            utterance, words = pair
+            return self.align(words, utterance.frames, score(utterance))
+
+        ready()
+        return list(map_in_chunks(one, spoken, CHUNK, what))
 
 
 def transcripts(utterances: Iterable[Utterance]) -> list[Spoken]:
     """Pair utterances with the words of their transcripts; equal words are one object."""
     return [(u, [*map(sys.intern, u.words.split())]) for u in utterances]
-
-
-def align_all(
-    score: Callable[[Utterance], Scores],
-    spoken: list[Spoken],
-    lang: Lang,
-    states: States,
-    loop_S: np.ndarray,
-    settings: AliSettings,
-    what: str = "",
-) -> list[Outcome]:
-    """Align many utterances in worker processes; see `align`.
-
-    Args:
-        score: utterance -> its scores.
-        what: label of the progress bar; "": none is shown.
-    """
-
-    def one(pair: Spoken) -> Outcome:
-        utterance, words = pair
-        return align(words, utterance.frames, score(utterance), lang, states, loop_S, settings)
-
-    ready()
-    return list(map_in_chunks(one, spoken, CHUNK, what))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from asr_train.align.table import phones_in_seconds, words_in_seconds
-from asr_train.align.viterbi import Aligned, Lost, align_all
+from asr_train.align.viterbi import Aligned, Aligner, Lost
 from asr_train.bundle.audio import AudioError, Source, samples_of
 from asr_train.bundle.store import Bundle, open_bundle, pronounced
 from asr_train.checks import spelled
@@ -305,9 +305,8 @@ class Recogniser:
             scorer = self._scorer
             if scorer.adapt is not None:
                 scorer, _ = scorer.adapt(pairs, lang, ALIGNING)
-            outcomes = align_all(
-                scorer.scores, pairs, lang, self._states, scorer.loop_S, ALIGNING, what
-            )
+            aligner = Aligner(lang, self._states, scorer.loop_S, ALIGNING)
+            outcomes = aligner.align_all(scorer.scores, pairs, what)
         return [
             AlignmentError(f"{one.name}: {outcome.reason}")
             if isinstance(outcome, Lost)

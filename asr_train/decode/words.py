@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from asr_train.align.table import words_in_seconds
-from asr_train.align.viterbi import Lost, align
+from asr_train.align.viterbi import Aligner, Lost
 from asr_train.data.features import Utterance
 from asr_train.decode.pieces import LONGEST, pieces
 from asr_train.decode.scorer import Scorer, known_states
@@ -209,7 +209,7 @@ class Recogniser:
         spread: bool = False,
     ) -> None:
         self._scorer, self._lang, self._choice, self._effort = scorer, lang, choice, effort
-        self._states = known_states(scorer)
+        self._aligner = Aligner(lang, known_states(scorer), scorer.loop_S, ALIGNING)
         self._shift = shift_seconds
         self._names = lang.lexicon.words
         self._graph, self._keep, self._spread = graph, keep, spread
@@ -302,14 +302,8 @@ class Recogniser:
     ) -> list[TimedWord] | None:
         if not words:
             return []
-        found = align(
-            words,
-            len(scores_TS),
-            lambda states, span: scores_TS[span][:, states],
-            self._lang,
-            self._states,
-            self._scorer.loop_S,
-            ALIGNING,
+        found = self._aligner.align(
+            words, len(scores_TS), lambda states, span: scores_TS[span][:, states]
         )
         if not isinstance(found, Lost):
             spans = words_in_seconds(words, found, self._shift)

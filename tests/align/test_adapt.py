@@ -8,10 +8,9 @@ import pytest
 from speakers import CONFIG, Speakers, system, trained
 from toy import toy_lang
 
-import asr_train.align.adapt
 from asr_train.align.adapt import Adapted, adapt, scores
 from asr_train.align.gmm import Mixtures, load_gmm, save_gmm
-from asr_train.align.viterbi import Aligned, align_all, transcripts
+from asr_train.align.viterbi import Aligned, Aligner, transcripts
 from asr_train.schema import GmmSettings
 
 SHORT = "s3"  # the speaker with too few frames
@@ -47,8 +46,8 @@ def unadapted(**change) -> GmmSettings:
 def loglik(model: Mixtures, read: Adapted, feats, lang) -> float:
     """Nats per frame of the correct words."""
     said = transcripts(feats.utterances)
-    score, loop_S = scores(model, read), model.gmm.loop_S
-    found = align_all(score, said, lang, model.states, loop_S, CONFIG.ali)
+    aligner = Aligner(lang, model.states, model.gmm.loop_S, CONFIG.ali)
+    found = aligner.align_all(scores(model, read), said)
     assert all(isinstance(o, Aligned) for o in found)
     return sum(o.loglik for o in found) / sum(len(o.states_T) for o in found)
 
@@ -126,7 +125,7 @@ def test_the_number_of_processes_changes_nothing(chain, lang, monkeypatch):
 def test_the_first_paths_are_gone_when_the_adapted_ones_are_found(chain, lang, monkeypatch):
     """Those of 960 hours take 2 GB."""
     feats, *_, (model, *_) = chain
-    made, alive = [], []
+    made, alive, align_all = [], [], Aligner.align_all
 
     def noted(*given):
         alive.append(sum(path() is not None for path in made))
@@ -134,7 +133,7 @@ def test_the_first_paths_are_gone_when_the_adapted_ones_are_found(chain, lang, m
         made.extend(weakref.ref(o.states_T) for o in found)
         return found
 
-    monkeypatch.setattr(asr_train.align.adapt, "align_all", noted)
+    monkeypatch.setattr(Aligner, "align_all", noted)
     adapt(model, model.front(feats), transcripts(feats.utterances), lang, CONFIG.ali)
     assert alive == [0, 0]
     assert len(made) == 2 * len(feats.utterances)

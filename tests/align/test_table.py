@@ -22,7 +22,7 @@ from asr_train.align.table import (
     words_in_seconds,
     write_alignments,
 )
-from asr_train.align.viterbi import Aligned, Lost, align
+from asr_train.align.viterbi import Aligned, Aligner, Lost
 from asr_train.compose import settings
 from asr_train.data.features import Utterance
 from asr_train.lang.states import States
@@ -165,9 +165,8 @@ def test_phones_and_words_of_an_aligned_utterance_lie_end_to_end(seed):
     scores_TS = scores_of(path_T, states.num_states, rng, 20.0)
     ali = AliSettings(beam=200.0, retry_beam=1000.0, acoustic_scale=1.0, max_lost_share=0.1)
     loop_S = np.full(states.num_states, 0.5)
-    found = align(
-        words, len(path_T), lambda ids, span: scores_TS[span][:, ids], lang, states, loop_S, ali
-    )
+    aligner = Aligner(lang, states, loop_S, ali)
+    found = aligner.align(words, len(path_T), lambda ids, span: scores_TS[span][:, ids])
     assert np.array_equal(found.states_T, path_T)
     phones = phones_in_seconds(states, found, 0.01)
     assert phones[0][1] == 0

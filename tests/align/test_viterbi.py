@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from toy import cheapest, path_of, scores_of, toy_lang
 
-from asr_train.align.viterbi import Aligned, Lost, align
+from asr_train.align.viterbi import Aligned, Aligner, Lost
 from asr_train.schema import AliSettings
 from asr_train.search.transcript import transcript_graph
 
@@ -19,8 +19,8 @@ def ali_settings(**change) -> AliSettings:
 
 def aligned(words, scores_TS, states=LANG.states, loop_S=LOOP_S, **change) -> Aligned | Lost:
     some = lambda ids, span: scores_TS[span][:, ids]  # noqa: E731
-    settings = ali_settings(**change)
-    return align(words, len(scores_TS), some, LANG, states, loop_S, settings)
+    aligner = Aligner(LANG, states, loop_S, ali_settings(**change))
+    return aligner.align(words, len(scores_TS), some)
 
 
 @pytest.mark.parametrize("seed", range(4))
