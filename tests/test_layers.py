@@ -19,7 +19,7 @@ from asr_train.shards.place import read_index
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "asr_train"
 BASE = {"schema", "facts", "extras", "files", "frames", "checks", "jobs", "locks"}
-BASE |= {"interrupt", "places", "provenance"}
+BASE |= {"interrupt", "places", "provenance", "sums"}
 BELOW = {  # what each package may import, in addition to the base and itself
     "command": {"bundle", "decode", "align", "data", "lang", "interop", "score", "report", "cost"}
     | {"model", "compose", "choices"},

@@ -19,13 +19,12 @@ import numpy as np
 from asr_train.align.viterbi import unfit
 from asr_train.data.features import Utterance
 from asr_train.jobs import parallel_map
+from asr_train.lang.g2p import ARPABET, VOWELS
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
 
 TOGETHER = 16  # utterances at a time
 NEVER = -1e30  # a log-probability; -inf would turn differences into NaN
-VOWELS = "AA AE AH AO AW AX AY EH ER EY IH IY OW OY UH UW"  # ARPAbet
-CONSONANTS = "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH"
 # Usual seconds per state in clear speech; a phone has three states.
 VOWEL_SECONDS, CONSONANT_SECONDS, SILENCE_SECONDS, OTHER_SECONDS = 0.05, 0.02, 0.05, 0.04
 
@@ -35,8 +34,8 @@ def usual_loops(lang: Lang, shift_seconds: float) -> np.ndarray:
 
     Only vowels and consonants of ARPAbet are told apart; other phones are treated alike.
     """
-    usual = {SILENCE: SILENCE_SECONDS, **dict.fromkeys(VOWELS.split(), VOWEL_SECONDS)}
-    usual |= dict.fromkeys(CONSONANTS.split(), CONSONANT_SECONDS)
+    usual = {SILENCE: SILENCE_SECONDS, **dict.fromkeys(VOWELS, VOWEL_SECONDS)}
+    usual |= dict.fromkeys(ARPABET - VOWELS, CONSONANT_SECONDS)
     loops = []
     for phone in lang.states.phones:
         frames = max(1.25, usual.get(phone, OTHER_SECONDS) / shift_seconds)

@@ -16,11 +16,11 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from asr_train.align.front import Front
-from asr_train.align.transforms import Summed
 from asr_train.checks import check_shape
 from asr_train.files import check_part, part, read_json, replacing, write_json
 from asr_train.lang.states import States
 from asr_train.schema import FeatsSettings, FmllrSettings, FrontSettings, build, plain
+from asr_train.sums import Summed
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array  # slow to import: only where it is used

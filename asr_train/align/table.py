@@ -234,11 +234,10 @@ def durations(kept: list[tuple[Utterance, Aligned]], states: States) -> dict[str
         np.diff([*o.phones_N3[:, 1], len(o.states_T)])[o.phones_N3[:, 0] > 0] for _, o in kept
     ]
     every = np.concatenate([*frames, np.zeros(0, np.int64)])
+    short = float((every <= states.phone_states).mean()) if len(every) else 0
     return {
         "phones": len(every),
-        "shortest_share": round(float((every <= states.phone_states).mean()), 4)
-        if len(every)
-        else 0,
+        "shortest_share": round(short, 4),
         "long": int((every > LONG).sum()),
     }
 

@@ -9,24 +9,17 @@ the Gaussians in each frame, dense or scipy.sparse as from `gmm.shares`. Knows n
 utterances are read, aligned or distributed over processes.
 """
 
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from asr_train.sums import Summed
 
 BLOCK = 2048  # frames whose products of dimensions are in memory at once
 SINGULAR = 1e-12  # smallest over largest eigenvalue that float64 can invert
 SWEEPS = 200  # over all rows of a matrix, at most
 SETTLED = 1e-7  # gain in nats per frame below which sweeps end
-
-
-@dataclass(frozen=True, slots=True)
-class Summed:
-    """Statistics that add up, field by field."""
-
-    def __add__(self, other: Self) -> Self:
-        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return type(self)(*(own + more for own, more in pairs))
 
 
 def sums_by(label_N: np.ndarray, x_NM: np.ndarray, labels: int) -> np.ndarray:

@@ -24,6 +24,7 @@ import soundfile
 from asr_train import files
 from asr_train.frames import whole_rate
 from asr_train.schema import FeatsSettings, NormBy, NormSettings, build, plain
+from asr_train.sums import Summed
 
 LIFTER = 22.0  # Kaldi's
 OPEN_FILES = 100  # of HDF5, each of which takes half a megabyte
@@ -229,7 +230,7 @@ def folder_of(manifest: Path | str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class Sums(Summed):
     """Number of frames, and sum and sum of squares of their features; instances add up."""
 
     frames: int
@@ -244,11 +245,6 @@ class Sums:
     def of(feats_TF: np.ndarray) -> "Sums":
         x_TF = feats_TF.astype(np.float64)
         return Sums(len(x_TF), x_TF.sum(0), (x_TF * x_TF).sum(0))
-
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(
-            self.frames + other.frames, self.sum_F + other.sum_F, self.squares_F + other.squares_F
-        )
 
     def weighing(self, frames: int) -> "Sums":
         """Return the sums of so many frames with the same mean and variance."""
@@ -441,8 +437,7 @@ def _dct(num_mels: int, num_ceps: int) -> np.ndarray:
     f, c = np.arange(num_mels)[:, None], np.arange(num_ceps)
     dct_FC = math.sqrt(2 / num_mels) * np.cos(math.pi / num_mels * (f + 0.5) * c)
     dct_FC[:, 0] = math.sqrt(1 / num_mels)
-    liftered_FC: np.ndarray = dct_FC * (1 + LIFTER / 2 * np.sin(math.pi * c / LIFTER))
-    return liftered_FC.astype(np.float32)
+    return (dct_FC * (1 + LIFTER / 2 * np.sin(math.pi * c / LIFTER))).astype(np.float32)
 
 
 def spliced(feats_TF: np.ndarray, around: int) -> np.ndarray:

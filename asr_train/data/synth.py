@@ -62,8 +62,6 @@ VARIANTS = (
     *("linda", "marcelo", "max", "michel", "miguel", "norbert", "pablo", "paul", "pedro"),
     *("quincy", "rob", "robert", "sandro", "shelby", "steph", "travis", "victor"),
 )
-VOWELS = {"AA", "AE", "AH", "AO", "AW", "AX", "AY", "EH", "ER", "EY", "IH", "IY", "OW", "OY"}
-VOWELS |= {"UH", "UW"}
 SONORANTS = {"n", "r", "r-", "w", ";", "m", "N", "l", "l#", "j", "w#"}  # mnemonics
 STOPS = {"t", "t[", "k", "t2", "p", "b", "d", "g", "tS", "dZ"}
 CLOSURE_SECONDS = 0.1  # of stops at the slowest rate: 0.085 where it is visible
@@ -134,14 +132,28 @@ def cast(
     A split has its share of the variants. If it needs more voices, the same variant speaks other
     dialects, and then the same ones at another pitch and rate.
     """
-    rng = np.random.default_rng(seed)
+    rng, (slowest, fastest) = np.random.default_rng(seed), words_per_minute
     variants = [VARIANTS[i] for i in rng.permutation(len(VARIANTS))]
-    return {
-        split: _voices(
-            rng, [variants.pop() for _ in range(share)], speakers[split], words_per_minute, dialects
-        )
-        for split, share in _shares(speakers, len(variants)).items()
-    }
+    voices: dict[str, list[Voice]] = {}
+    for split, share in _shares(speakers, len(variants)).items():
+        own = [variants.pop() for _ in range(share)]
+        orders = [rng.permutation(len(dialects)) for _ in own]
+        voices[split] = []
+        for i in range(speakers[split]):
+            again, which = divmod(i, share)
+            lap, turn = divmod(again, len(dialects))
+            dialect = dialects[orders[which][turn]]
+            voices[split].append(
+                Voice(
+                    id=f"{own[which]}-{dialect}" + (f"-{lap + 1}" if lap else ""),
+                    dialect=dialect,
+                    variant=own[which],
+                    pitch=int(rng.integers(25, 76)),
+                    pitch_range=int(rng.integers(25, 76)),
+                    words_per_minute=int(rng.integers(slowest, fastest + 1)),
+                )
+            )
+    return voices
 
 
 def _shares(speakers: dict[str, int], total: int) -> dict[str, int]:
@@ -151,33 +163,6 @@ def _shares(speakers: dict[str, int], total: int) -> dict[str, int]:
         neediest = max(speakers, key=lambda split: speakers[split] / shares[split])
         shares[neediest] += 1
     return shares
-
-
-def _voices(
-    rng: np.random.Generator,
-    variants: list[str],
-    count: int,
-    words_per_minute: Sequence[int],
-    dialects: Sequence[str],
-) -> list[Voice]:
-    orders = [rng.permutation(len(dialects)) for _ in variants]
-    made = []
-    for i in range(count):
-        again, which = divmod(i, len(variants))
-        lap, turn = divmod(again, len(dialects))
-        dialect = dialects[orders[which][turn]]
-        name = f"{variants[which]}-{dialect}" + (f"-{lap + 1}" if lap else "")
-        made.append(
-            Voice(
-                id=name,
-                dialect=dialect,
-                variant=variants[which],
-                pitch=int(rng.integers(25, 76)),
-                pitch_range=int(rng.integers(25, 76)),
-                words_per_minute=int(rng.integers(words_per_minute[0], words_per_minute[1] + 1)),
-            )
-        )
-    return made
 
 
 # --- espeak-ng through ctypes -------------------------------------------------------------------
@@ -350,7 +335,7 @@ def _boundary(before: _Phone, phone: _Phone, wave_T: np.ndarray, rate: int) -> t
     cut is where the spectrum changes most between the two events. A word's event comes before the
     10 to 20 ms of silence with which most words begin.
     """
-    vowel = phone.names[:1] and phone.names[0] in VOWELS
+    vowel = phone.names[:1] and phone.names[0] in g2p.VOWELS
     stop = phone.mnemonic in STOPS
     if vowel and before.mnemonic in SONORANTS:
         end = start = _change(wave_T, before.event, phone.event, rate)

@@ -40,6 +40,7 @@ PHONES = {
 }
 # All phones of CMU's dictionary, and AX, its unstressed AH.
 ARPABET = frozenset(" ".join(PHONES.values()).split())
+VOWELS = frozenset(phone for phone in ARPABET if phone[0] in "AEIOU")
 UNSTRESSED = {"V": "AX"}
 BEFORE_R = {"a": "EH", "@": "ER", "i@": "IH"}  # before an r
 R_COLOURED = ("R", "ER")  # absorb a following R: espeak inserts a linking r, CMU does not

@@ -154,11 +154,9 @@ class Hmms:
     def plain(self) -> dict[str, Any]:
         """Return JSON-able data, which `from_plain` reads."""
         return {
-            "topologies": [
-                [[*pair, list(to)] for *pair, to in states] for states in self.topologies
-            ],
-            "topology": list(self.topology_P),
-            "transitions": [[*row[:4], *row[4]] for row in self.rows],
+            "topologies": self.topologies,
+            "topology": self.topology_P,
+            "transitions": [(*row[:4], *row[4]) for row in self.rows],
         }
 
     @staticmethod

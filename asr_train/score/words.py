@@ -19,6 +19,7 @@ from itertools import combinations
 import numpy as np
 
 from asr_train.score.edits import align_words, count_edits, edit_mark
+from asr_train.sums import Summed
 
 MIN_SPEAKERS = 5  # fewer are not a sample of speakers
 MIN_PAIRED_SPEAKERS = 10  # with fewer, a p-value would be overconfident
@@ -32,7 +33,7 @@ def normalise(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class WordErrors:
+class WordErrors(Summed):
     """Edits from references to hypotheses; counts add up, so rates are computed last."""
 
     correct: int = 0
@@ -44,14 +45,6 @@ class WordErrors:
     def between(cls, reference: Sequence[str], hypothesis: Sequence[str]) -> "WordErrors":
         """Count the cheapest edits of one utterance."""
         return cls(*count_edits(reference, hypothesis))
-
-    def __add__(self, other: "WordErrors") -> "WordErrors":
-        return WordErrors(
-            self.correct + other.correct,
-            self.substitutions + other.substitutions,
-            self.deletions + other.deletions,
-            self.insertions + other.insertions,
-        )
 
     @property
     def words(self) -> int:

@@ -17,7 +17,7 @@ from said import MANY, said_in_order
 
 from asr_train.data import synth
 from asr_train.data.synth import DIALECTS, DIGITS, Speech, Voice, speak
-from asr_train.lang import espeak
+from asr_train.lang import espeak, g2p
 from asr_train.schema import DigitsSettings
 
 SETTINGS = DigitsSettings(
@@ -225,7 +225,7 @@ def test_a_vowel_after_a_nasal_starts_where_the_mouth_opens():
     for i, voice in enumerate(MANY[::2]):
         speech = speak("nine nine oh nine eight", voice, seed=i)
         for before, vowel in pairwise(speech.phones):
-            if before.label == "N" and vowel.label in synth.VOWELS:
+            if before.label == "N" and vowel.label in g2p.VOWELS:
                 for found, at in ((jumps, vowel.start), (later, vowel.start + 0.04)):
                     found.append(brightness(speech, at, 0.02) - brightness(speech, at - 0.02, 0.02))
     assert np.percentile(jumps, 5) > 2
