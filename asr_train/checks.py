@@ -5,6 +5,7 @@ Works on anything with `shape` and `dtype` (NumPy arrays, torch tensors); import
 
 import os
 import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -70,6 +71,12 @@ def spelled(count: int, what: str) -> str:
     """Spell a count: `1 speaker`, `2 speakers`, `2 speakers of train`."""
     noun, *rest = what.split(" ", 1)
     return " ".join([str(count), noun if count == 1 else f"{noun}s", *rest])
+
+
+def few(names: Sequence[str]) -> str:
+    """List up to 8 names, and the number of others."""
+    rest = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + rest
 
 
 def inputs_named(system: dict[str, str] | None) -> str:

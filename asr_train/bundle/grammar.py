@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.bundle.store import Bundle, Contents, open_bundle, pronounced, write_bundle
-from asr_train.checks import check_positive
+from asr_train.checks import check_positive, few
 from asr_train.data.features import Heard
 from asr_train.decode.posteriors import FIRST, load_scorer
 from asr_train.decode.scorer import known_states
@@ -29,7 +29,6 @@ from asr_train.schema import GrammarKind, GrammarSettings, NormaliserKind
 from asr_train.score.normalise import straight, transcribed
 from asr_train.search.graph import SELF_LOOP_SCALE, decoding_graph, with_penalty
 
-SHOWN = 10  # words without pronunciation to name
 LARGEST = 1e6  # scale and penalty; costs are stored in 32 bits
 
 
@@ -146,7 +145,7 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
         lexicon = _lexicon(opened, states, words, own, wanted.lexicon)
         if lexicon.missing:
             raise ValueError(
-                f"no pronunciation of {some(lexicon.missing)} is known; add it to a lexicon, in "
+                f"no pronunciation of {few(lexicon.missing)} is known; add it to a lexicon, in "
                 f"the phones of the model ({' '.join(states.phones[1:])})"
             )
         kind, low, high = GrammarKind.loop, wanted.min_words, wanted.max_words
@@ -169,7 +168,7 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
         named = wanted.arpa or ", ".join(map(str, wanted.text))
         raise ValueError(
             f"{named} has no word that a pronunciation is known of"
-            + (f": {some(words)}; add them to a lexicon" if words else "; add sentences")
+            + (f": {few(words)}; add them to a lexicon" if words else "; add sentences")
         )
     if wanted.arpa is None:
         text = Text.of(sentences, lexicon.prons.keys() & set(words))
@@ -212,8 +211,3 @@ def _lexicon(
     return Lexicon(
         dict(sorted(found.items())), tuple(sorted(missing)), tuple(sorted(guessed & found.keys()))
     )
-
-
-def some(words: Sequence[str]) -> str:
-    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
-    return ", ".join(words[:SHOWN]) + more

@@ -27,9 +27,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from asr_train.bundle.folder import align_folder, tiers_of, timed
-    from asr_train.bundle.grammar import some
     from asr_train.bundle.recogniser import Recogniser
-    from asr_train.checks import spelled
+    from asr_train.checks import few, spelled
     from asr_train.interop.beside import read_folder
     from asr_train.interop.ctm import write_ctm
     from asr_train.interop.textgrid import write_textgrid
@@ -74,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     write_ctm(output / "phones.ctm", phones)
     speakers = len({item.speaker for item in items})
     guessed = sorted(recogniser.guessed)
-    more = f"; pronounced by rule, in no dictionary: {some(guessed)}" if guessed else ""
+    more = f"; pronounced by rule, in no dictionary: {few(guessed)}" if guessed else ""
     what = "recording" if len(left) == len(items) else "utterance"
     print(
         f"align: {len(words)} of {spelled(len(items), what)} of "

@@ -49,7 +49,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from asr_train.bundle.grammar import Wanted, change_grammar, some
+    from asr_train.bundle.grammar import Wanted, change_grammar
+    from asr_train.checks import few
 
     wanted = Wanted(**{each.name: getattr(options, each.name) for each in fields(Wanted)})
     manifest, lexicon = change_grammar(
@@ -58,8 +59,8 @@ def run(options: argparse.Namespace) -> int:
     size = sum(part["bytes"] for part in manifest["parts"])
     graph = manifest["graph"]
     missing, guessed = lexicon.missing, lexicon.guessed
-    lost = f"; without pronunciation, left out: {some(missing)}" if missing else ""
-    lost += f"; pronounced by rule, in no dictionary: {some(guessed)}" if guessed else ""
+    lost = f"; without pronunciation, left out: {few(missing)}" if missing else ""
+    lost += f"; pronounced by rule, in no dictionary: {few(guessed)}" if guessed else ""
     print(
         f"grammar: {graph['nodes']} nodes, {graph['arcs']} arcs, {size / 1e6:.1f} MB: "
         f"{options.output}{lost}"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from asr_train import schema
-from asr_train.checks import spelled, too_many_lost
-from asr_train.data.corpus import CorpusError, few, read_cuts
+from asr_train.checks import few, spelled, too_many_lost
+from asr_train.data.corpus import CorpusError, read_cuts
 from asr_train.data.remarks import Remark, read_remarks, reasons
 from asr_train.lang.lexicon import Lexicon
 

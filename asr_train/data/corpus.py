@@ -13,7 +13,7 @@ nothing else. What a later stage could fail on is dropped and listed, or refused
 import hashlib
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,9 +165,3 @@ def check_split(split: str, where: str, splits: Iterable[str]) -> None:
 def hash_order(name: str) -> bytes:
     """Return a sort key for an arbitrary but fixed order of names."""
     return hashlib.sha256(name.encode()).digest()
-
-
-def few(names: Sequence[str]) -> str:
-    """List up to 8 names, and the number of others."""
-    rest = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + rest

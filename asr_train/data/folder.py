@@ -12,9 +12,9 @@ from unicodedata import normalize
 
 from lhotse.supervision import AlignmentItem
 
-from asr_train.checks import spelled
+from asr_train.checks import few, spelled
 from asr_train.data import intake, splits
-from asr_train.data.corpus import CorpusError, PreparedSplit, check_split, few
+from asr_train.data.corpus import CorpusError, PreparedSplit, check_split
 from asr_train.data.intake import Row
 from asr_train.data.table import COLUMNS, TABLE
 from asr_train.files import read_text

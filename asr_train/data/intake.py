@@ -16,8 +16,8 @@ import soundfile
 from lhotse import MonoCut, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
-from asr_train.checks import spelled
-from asr_train.data.corpus import CorpusError, PreparedSplit, few, whole_recording, write_flac
+from asr_train.checks import few, spelled
+from asr_train.data.corpus import CorpusError, PreparedSplit, whole_recording, write_flac
 from asr_train.data.remarks import KEPT, Remark
 from asr_train.data.transcripts import DigitsError, Transcriber
 from asr_train.files import MAX_ID_BYTES

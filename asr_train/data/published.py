@@ -20,8 +20,9 @@ from typing import Any
 
 import soundfile
 
+from asr_train.checks import few
 from asr_train.data import intake
-from asr_train.data.corpus import CorpusError, PreparedSplit, check_split, few
+from asr_train.data.corpus import CorpusError, PreparedSplit, check_split
 from asr_train.data.intake import Row
 from asr_train.data.remarks import Remark
 from asr_train.data.splits import share_of

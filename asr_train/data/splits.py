@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from unicodedata import normalize
 
-from asr_train.checks import spelled
-from asr_train.data.corpus import CorpusError, few, hash_order
+from asr_train.checks import few, spelled
+from asr_train.data.corpus import CorpusError, hash_order
 from asr_train.schema import FolderSettings, SplitBy
 
 

@@ -19,8 +19,8 @@ import soundfile
 from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 from lhotse.augmentation import Resample
 
-from asr_train.checks import spelled
-from asr_train.data.corpus import CorpusError, few, whole_recording
+from asr_train.checks import few, spelled
+from asr_train.data.corpus import CorpusError, whole_recording
 from asr_train.data.table import TABLE, write_table
 from asr_train.files import read_lines, write_text
 from asr_train.frames import UNKNOWN_SAMPLES
