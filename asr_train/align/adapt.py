@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from asr_train.align.front import Read
-from asr_train.align.gmm import Gmm, Mixtures, shares
+from asr_train.align.gmm import Gmm, Mixtures
 from asr_train.align.transforms import AffineSums, Transform, adapted, fmllr
 from asr_train.align.viterbi import Aligned, Aligner, Outcome, Scores, Spoken
 from asr_train.data.features import Utterance
@@ -107,7 +107,7 @@ def estimated(
             now.append(read(utterance)[counted_T])
             states.append(states_T[counted_T])
         state_N = np.concatenate(states)
-        share_NG = diags_array(weight_S[state_N]) @ shares(sharing, np.concatenate(now), state_N)
+        share_NG = diags_array(weight_S[state_N]) @ sharing.shares(np.concatenate(now), state_N)
         return AffineSums.of(np.concatenate(plain), share_NG, target.mean_GD, target.variance_GD)
 
     def one(speaker: str) -> Transform:

@@ -85,6 +85,21 @@ class Gmm:
         np.exp(logp_TG, out=logp_TG)
         return top_TS + np.log(np.add.reduceat(logp_TG, first_S, axis=1))
 
+    def shares(self, x_ND: np.ndarray, state_N: np.ndarray) -> "csr_array":
+        """Return the share of each Gaussian of its state in each frame: [N, G]; rows sum to 1."""
+        from scipy.sparse import csr_array
+
+        rows, columns, values = [], [], []
+        for frames_n, g, share_nG in _by_state(self, x_ND, state_N):
+            rows.append(np.repeat(frames_n, share_nG.shape[1]))
+            columns.append(np.tile(np.arange(g.start, g.stop), len(frames_n)))
+            values.append(share_nG.reshape(-1))
+        shape = (len(x_ND), len(self.state_G))
+        if not rows:
+            return csr_array(shape)
+        entries = np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))
+        return csr_array(entries, shape=shape)
+
 
 @dataclass(frozen=True, slots=True)
 class Counts(Summed):
@@ -136,22 +151,6 @@ def _by_state(
         logp_nG = gmm.gaussians(x_ND[frames_n], g).astype(np.float64)
         share_nG = np.exp(logp_nG - logp_nG.max(1, keepdims=True))
         yield frames_n, g, share_nG / share_nG.sum(1, keepdims=True)
-
-
-def shares(gmm: Gmm, x_ND: np.ndarray, state_N: np.ndarray) -> "csr_array":
-    """Return the share of each Gaussian of its state in each frame: [N, G]; rows sum to 1."""
-    from scipy.sparse import csr_array
-
-    rows, columns, values = [], [], []
-    for frames_n, g, share_nG in _by_state(gmm, x_ND, state_N):
-        rows.append(np.repeat(frames_n, share_nG.shape[1]))
-        columns.append(np.tile(np.arange(g.start, g.stop), len(frames_n)))
-        values.append(share_nG.reshape(-1))
-    shape = (len(x_ND), len(gmm.state_G))
-    if not rows:
-        return csr_array(shape)
-    entries = np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))
-    return csr_array(entries, shape=shape)
 
 
 def estimate(gmm: Gmm, counts: Counts, floor_D: np.ndarray, min_count: float) -> Gmm:

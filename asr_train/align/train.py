@@ -20,16 +20,7 @@ import numpy as np
 from asr_train.align.adapt import Adapted, adapt, estimated, scores, scores_of
 from asr_train.align.flat import easiest, flat_start, usual_loops
 from asr_train.align.front import Front, Read
-from asr_train.align.gmm import (
-    Counts,
-    Gmm,
-    Mixtures,
-    SpeakerAdaptive,
-    count,
-    estimate,
-    shares,
-    split,
-)
+from asr_train.align.gmm import Counts, Gmm, Mixtures, SpeakerAdaptive, count, estimate, split
 from asr_train.align.transforms import Classes, FullSums, lda, mllt
 from asr_train.align.tree import Stats, grow, summed
 from asr_train.align.viterbi import Aligned, Aligner, Lost, Outcome, transcripts, unfit
@@ -339,7 +330,7 @@ def _mllt(job: Job, model: Mixtures, outcomes: list[Outcome | None]) -> tuple[Mi
         model.front(job.feats),
         outcomes,
         model.states,
-        lambda x_ND, states_N: FullSums.of(x_ND, shares(gmm, x_ND, states_N), gmm.variance_GD),
+        lambda x_ND, states_N: FullSums.of(x_ND, gmm.shares(x_ND, states_N), gmm.variance_GD),
     )
     turn = mllt(total, gmm.mean_GD, gmm.variance_GD)
     assert model.front.transform_dD is not None

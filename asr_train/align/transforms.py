@@ -5,7 +5,7 @@
     AffineSums (a speaker's frames)      --fmllr--> matrix_DE, towards the model
 
 `of` makes sums of a chunk of frames, and sums add up. Shares (gamma_NG) are the probabilities of
-the Gaussians in each frame, dense or scipy.sparse as from `gmm.shares`. Knows nothing of how
+the Gaussians in each frame, dense or scipy.sparse as from `Gmm.shares`. Knows nothing of how
 utterances are read, aligned or distributed over processes.
 """
 

@@ -12,6 +12,8 @@ from typing import Any
 import kaldifst
 import numpy as np
 
+from asr_train.files import Region
+
 # OpenFst's ConstFst on disk
 COUNTS = ("first", "arcs", "iepsilons", "oepsilons")
 STATE = np.dtype([("final", "<f4"), *((name, "<u4") for name in COUNTS)])
@@ -105,6 +107,18 @@ def check_const(content: memoryview, states: int, words: int) -> None:
         )
     if not (np.isfinite(arcs_A["weight"]).all() and (states_N["final"] > -np.inf).all()):
         raise ValueError("HCLG.fst has an arc or a node whose cost is not a number; make it again")
+
+
+def load_const(path: Path, states: int, words: int) -> Arrays:
+    """Read a ConstFst file from elsewhere.
+
+    Raises:
+        ValueError: as `check_const`; or if epsilon arcs form a cycle.
+    """
+    check_const(Region.of(path).mapped(), states, words)
+    graph = read_arrays(path)
+    epsilon_heights(graph)
+    return graph
 
 
 def const_of(arrays: Arrays) -> bytes:

@@ -28,17 +28,7 @@ from asr_train.lang.lexicon import SILENCE
 from asr_train.lang.pronprobs import EDGE
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind
-from asr_train.search.arrays import (
-    ARC,
-    Arrays,
-    check_const,
-    const_of,
-    epsilon_heights,
-    read_arrays,
-    to_arrays,
-    to_fst,
-    to_vector,
-)
+from asr_train.search.arrays import ARC, Arrays, const_of, load_const, to_arrays, to_fst, to_vector
 
 SELF_LOOP_SCALE = 0.1  # of decoding graphs, Kaldi's
 
@@ -506,10 +496,7 @@ def load_graph(path: Path, lang: Lang, states: States, arrays: bool) -> Graph:
             nodes, the states or the words, or epsilon arcs form a cycle.
     """
     binary = check_graph(path, lang, states)
-    words = len(lang.lexicon.words)
-    check_const(files.Region.of(binary).mapped(), states.num_states, words)
-    found = read_arrays(binary)
-    epsilon_heights(found)
+    found = load_const(binary, states.num_states, len(lang.lexicon.words))
     return Graph(kaldifst.StdConstFst.read(str(binary)), found if arrays else None)
 
 

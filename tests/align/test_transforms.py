@@ -6,7 +6,6 @@ from scipy.linalg import eigh
 from scipy.stats import norm
 
 from asr_train.align.gmm import Gmm
-from asr_train.align.gmm import shares as shares_of
 from asr_train.align.transforms import (
     AffineSums,
     Classes,
@@ -119,7 +118,7 @@ def some_gaussians(rng, states=4, each=3):
 
 def gaussian_shares(x_ND, state_N, *gaussians):
     """Return each frame's posteriors over the Gaussians of its state."""
-    return shares_of(Gmm(*gaussians, np.full(4, 0.5)), x_ND, state_N)
+    return Gmm(*gaussians, np.full(4, 0.5)).shares(x_ND, state_N)
 
 
 def drawn(rng, gaussians, frames):
