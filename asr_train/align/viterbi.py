@@ -104,13 +104,9 @@ class Aligner:
         for beam in beams:
             path = forced_path(transcript.graph, column_K, frames, windows, scale, beam)
             if path is not None:
-                return Aligned(
-                    transcript.state_K[path.places_T],
-                    transcript.position_K[path.places_T],
-                    transcript.phones(path.places_T),
-                    -path.acoustic_cost - path.graph_cost,
-                    beam != beams[0],
-                )
+                at, loglik = path.places_T, -path.acoustic_cost - path.graph_cost
+                found = transcript.state_K[at], transcript.position_K[at], transcript.phones(at)
+                return Aligned(*found, loglik, beam != beams[0])
         return Lost(f"no path within a beam of {beams[1]:g}; is the transcript right?")
 
     def align_all(

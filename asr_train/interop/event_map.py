@@ -142,7 +142,7 @@ class _Conversion:
         self._sides = {key: side for key, side in sides.items() if 0 <= key < dependency.width}
         self._value_P = np.array([*phones, 0])  # of each new phone, the edge last
         self._questions: dict[bytes, int] = {}
-        # question, side, yes, no, leaf
+        # question, side, yes, no, leaf: arrays of `Tree`, in its order
         self._rows: list[list[int]] = []
 
     def tree(self, classes: Sequence[int]) -> Tree:
@@ -156,18 +156,10 @@ class _Conversion:
             centre_P[phones] = True
             root_PJ[phones, j] = self._grown(place, j, centre_P)
         question_N, side_N, yes_N, no_N, leaf_N = np.array(self._rows, np.int32).T
-        width = len(self._value_P)
-        questions_QP = np.array([np.frombuffer(key, bool) for key in self._questions], bool)
-        return Tree(
-            questions_QP.reshape(-1, width),
-            question_N,
-            side_N.astype(np.int8),
-            yes_N,
-            no_N,
-            leaf_N,
-            root_PJ,
-            self._pdfs,
-        )
+        nodes = question_N, side_N.astype(np.int8), yes_N, no_N, leaf_N
+        sets = [np.frombuffer(key, bool) for key in self._questions]
+        questions_QP = np.array(sets, bool).reshape(-1, len(self._value_P))
+        return Tree(questions_QP, *nodes, root_PJ, self._pdfs)
 
     def _resolved(self, place: int, pdf_class: int, phone: int | None) -> int:
         """Follow what the pdf-class, and the phone if it is given, answer."""

@@ -5,7 +5,7 @@ Times are seconds from the recording's start. Knows nothing of files.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -115,15 +115,14 @@ def _cut_off(items: Sequence[list[Any]], end: float, beyond: float) -> Iterator[
 
 def _placed(row: dict[str, Any], items: Iterable[list[Any]]) -> Timed:
     """Return the utterance with items whose times are relative to its start."""
-    spans = [_span(row["id"], item) for item in items]
-    return place_of(row, tuple(replace(s, start=s.start + row["start"]) for s in spans))
+    return place_of(row, tuple(_span(row, item) for item in items))
 
 
-def _span(utt_id: str, item: list[Any]) -> Span:
+def _span(row: dict[str, Any], item: list[Any]) -> Span:
     label, start, seconds, *rest = item
     if not (start >= 0 and seconds >= 0):
-        raise ValueError(f"{utt_id}: {label} starts at {start} s and lasts {seconds} s")
+        raise ValueError(f"{row['id']}: {label} starts at {start} s and lasts {seconds} s")
     confidence = rest[0] if rest else None
     if confidence is not None and not -1e-6 <= confidence <= 1 + 1e-6:
         confidence = None  # an alignment's score, not a probability
-    return Span(str(label), float(start), float(seconds), confidence)
+    return Span(str(label), float(start) + row["start"], float(seconds), confidence)

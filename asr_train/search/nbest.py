@@ -41,15 +41,8 @@ def nbest(lattice: Lattice, count: int, max_work: int = MAX_WORK) -> NBest:
         count: sequences wanted, at least 1; the beam may have fewer.
         max_work: limit of all partial paths.
     """
-    rows, complete = _astar(
-        lattice.arcs_A,
-        lattice.arc_offsets(),
-        lattice.final_N,
-        lattice.costs_to_end(),
-        count,
-        lattice.beam + ROUNDING,
-        max_work,
-    )
+    graph = lattice.arcs_A, lattice.arc_offsets(), lattice.final_N, lattice.costs_to_end()
+    rows, complete = _astar(*graph, count, lattice.beam + ROUNDING, max_work)
     sentences = [path_of(lattice, arcs) for arcs in rows]
     return NBest(sorted(sentences, key=lambda s: s.cost), complete)
 

@@ -69,12 +69,5 @@ def unpack(content: bytes) -> Lattice:
     ):
         raise ValueError("a lattice has arcs that lead beyond its nodes or back, or odd costs")
     cost, final, beam = found["about"].tolist()
-    return Lattice(
-        np.cumsum(found["frames"], dtype=np.int32),
-        found["final"],
-        arcs_A,
-        cost,
-        bool(final),
-        beam,
-        found["active"],
-    )
+    frame_N = np.cumsum(found["frames"], dtype=np.int32)
+    return Lattice(frame_N, final_N, arcs_A, cost, bool(final), beam, found["active"])

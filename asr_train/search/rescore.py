@@ -155,14 +155,9 @@ def expanded(
 def _expansion(lattice: Lattice, old: Model, new: Model, max_arcs: int) -> Expansion | None:
     """Return the expansion; None if it has too many arcs."""
     order_A = np.argsort(lattice.arcs_A["target"], kind="stable")
-    found = _expand(
-        lattice.arcs_A,
-        order_A,
-        lattice.final_N,
-        (old.histories, old.id_W, new.histories, new.id_W),
-        lattice.final,
-        int(max_arcs),
-    )
+    models = old.histories, old.id_W, new.histories, new.id_W
+    graph = lattice.arcs_A, order_A, lattice.final_N
+    found = _expand(*graph, models, lattice.final, int(max_arcs))
     return Expansion(order_A, *found) if len(found[0]) else None
 
 
