@@ -206,8 +206,7 @@ class BlockMomentum(torch.optim.Optimizer):
             parameter.copy_(part.view_as(parameter))
 
     def _split(self, weights_P: Tensor) -> Sequence[Tensor]:
-        parts: Sequence[Tensor] = weights_P.split([p.numel() for p in self._parameters])
-        return parts
+        return weights_P.split([p.numel() for p in self._parameters])
 
     # --- as an optimizer --------------------------------------------------------------------------
 

@@ -11,5 +11,4 @@ PAPERS = Path(ROOT) / "conf" / "papers"
 
 def read_paper(name: str) -> dict[str, Any]:
     """Return what is in the file of that name."""
-    content: dict[str, Any] = read_yaml(PAPERS / f"{name}.yaml")
-    return content
+    return read_yaml(PAPERS / f"{name}.yaml")

@@ -62,8 +62,7 @@ def in_parts(
 
 def _intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return numba's intrinsic; for mypy: it is called without the first argument."""
-    found: Callable[..., Any] = intrinsic(function)
-    return found
+    return intrinsic(function)
 
 
 def _vector_at(context: Any, builder: Any, kind: Any, array: Any, at: Any, vector: Any) -> Any:

@@ -218,8 +218,7 @@ def packed(is_high_RC: Tensor) -> Tensor:
         return torch.from_numpy(np.packbits(is_high_RC.numpy(), axis=1, bitorder="little"))
     columns = is_high_RC.shape[1]
     whole = torch.nn.functional.pad(is_high_RC.to(torch.uint8), (0, -columns % 8))
-    bits_RB: Tensor = (whole.unflatten(1, (-1, 8)) << _places(whole)).sum(2, dtype=torch.uint8)
-    return bits_RB
+    return (whole.unflatten(1, (-1, 8)) << _places(whole)).sum(2, dtype=torch.uint8)
 
 
 def unpacked(bits_RB: Tensor, columns: int) -> Tensor:

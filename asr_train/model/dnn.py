@@ -65,20 +65,17 @@ class Dnn(Normalised):
         normal_BTF = self.normal(feats_BTF)
         windows_BTF = splice(normal_BTF, self.context_left, self.context_right)
         logits_NS = self.outputs(windows_BTF.flatten(0, 1))
-        logits_BTS: Tensor = logits_NS.unflatten(0, windows_BTF.shape[:2])
-        return logits_BTS
+        return logits_NS.unflatten(0, windows_BTF.shape[:2])
 
     def outputs(self, hidden_NF: Tensor) -> Tensor:
         """Map stacked windows [N, window * num_mels] to logits [N, num_states]."""
         for layer in self.layers[:-1]:
             hidden_NF = self.dropout(self.nonlinearity(layer(hidden_NF)))
-        logits_NS: Tensor = self.layers[-1](hidden_NF)
-        return logits_NS
+        return self.layers[-1](hidden_NF)
 
     def every_frame(self, feats_BTF: Tensor) -> Tensor:
         """Return logits of every frame, as `forward` does."""
-        logits_BTS: Tensor = self(feats_BTF)
-        return logits_BTS
+        return self(feats_BTF)
 
 
 class UninitialisedLinear(nn.Linear):
@@ -101,8 +98,7 @@ class LowRank(nn.Module):
         self.out = UninitialisedLinear(rank, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.out(self.into(x))
-        return y
+        return self.out(self.into(x))
 
 
 def factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:

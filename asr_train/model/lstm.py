@@ -73,8 +73,7 @@ class Lstm(Normalised):
         # they are float32, with products in tf32
         with torch.autocast("cuda", enabled=False):
             hidden_BKH, _ = self.cells(stacked_BKF)
-        logits_BKS: Tensor = self.output(hidden_BKH[:, self.delay :])
-        return logits_BKS
+        return self.output(hidden_BKH[:, self.delay :])
 
     def every_frame(self, feats_BTF: Tensor) -> Tensor:
         """Map float32 [B, T, num_mels] to [B, T - context_left - context_right, num_states].

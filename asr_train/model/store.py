@@ -110,8 +110,7 @@ def save_model(
 
 def _whole(tensor: Any) -> Tensor:
     """Return a tensor; of one that is cut into stripes (torch's DTensor), gather them."""
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def load_model(path: Path | str) -> tuple[Model, dict[str, Any]]:
@@ -174,8 +173,7 @@ def load_tensors(path: Path) -> dict[str, Any]:
         DamagedFileError: if torch cannot read it.
     """
     try:
-        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        return found
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # RuntimeError, UnpicklingError, KeyError, ...
         reason = str(error).split("\n")[0]
         raise files.DamagedFileError(

@@ -118,8 +118,7 @@ class _Gathering:
 
     def arrived(self) -> DTensor:
         """Return the activations of all stripes; differentiable."""
-        found: DTensor = _Arrived.apply(self.stripe_NF, [self.whole_NF])  # type: ignore[no-untyped-call]
-        return found
+        return _Arrived.apply(self.stripe_NF, [self.whole_NF])  # type: ignore[no-untyped-call]
 
 
 class _Arrived(torch.autograd.Function):

@@ -45,8 +45,7 @@ def data_card(splits: Sequence[Recorded]) -> Row:
 
 
 def _said(cut: Row) -> Row:
-    supervision: Row = cut["supervisions"][0]
-    return supervision
+    return cut["supervisions"][0]
 
 
 def _cells(split: Recorded, speakers: int) -> dict[str, str]:

@@ -106,8 +106,7 @@ def measured(run: Trained) -> Row:
     sending = sum(share * n for share, n in zip(_sending(run, rows), steps, strict=True))
 
     def sums(key: str) -> float:
-        found: float = sum(row[key] * n for row, n in zip(rows, steps, strict=True))
-        return found
+        return sum(row[key] * n for row, n in zip(rows, steps, strict=True))
 
     message_bytes, elements = sums("sent_bits") / 8, sums("elements_sent")
     parameters = _parameters(rows)

@@ -127,8 +127,7 @@ def best_run(table: Row) -> Row:
     rows = [row["ours"] for row in table["rows"]]
     splits = [row["split"] for row in rows]
     split = ([s for s in splits if held_out(s)] or splits)[-1]
-    best: Row = min((row for row in rows if row["split"] == split), key=lambda row: row["wer"])
-    return best
+    return min((row for row in rows if row["split"] == split), key=lambda row: row["wer"])
 
 
 def headline(table: Row) -> str:

@@ -169,8 +169,7 @@ def _read_s3(address: str, most: int) -> bytes:
     system = s3fs.S3FileSystem(config_kwargs={**timeouts, "retries": {"max_attempts": 0}})
     system.retries = 1
     try:
-        content: bytes = system.cat_file(address, end=most)
-        return content
+        return system.cat_file(address, end=most)
     except (FileNotFoundError, PermissionError) as error:
         raise _AbsentError(f"{type(error).__name__}: {error}") from error
 

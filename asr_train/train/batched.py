@@ -172,8 +172,7 @@ class _Products(TorchFunctionMode):
 
 def _of_workers(rows_WP: Tensor, slot: Slot) -> Tensor:
     """Return a parameter's part of each row, in the parameter's shape."""
-    part: Tensor = rows_WP[:, slot.offset : slot.offset + slot.numel].unflatten(1, slot.shape)
-    return part
+    return rows_WP[:, slot.offset : slot.offset + slot.numel].unflatten(1, slot.shape)
 
 
 def rounded(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -31,8 +31,7 @@ class Objective:
 
     def logits(self, model: Model, batch: Batch) -> Tensor:
         """Return the outputs of a minibatch to train on."""
-        logits_BTS: Tensor = model(batch.feats_BTF)
-        return logits_BTS
+        return model(batch.feats_BTF)
 
     def __call__(self, logits_BTS: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the loss, and the number of frames whose best state is the alignment's."""

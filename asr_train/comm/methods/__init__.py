@@ -14,5 +14,4 @@ def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> Excha
         ValueError: if it cannot work with so many workers or parameters.
     """
     module = import_module(f"{__name__}.{settings.method.value}")
-    method: ExchangeMethod = module.build(settings, exchange, size)
-    return method
+    return module.build(settings, exchange, size)
