@@ -1,7 +1,7 @@
 """Write a bundle's network as ONNX, to score frames with another program.
 
-The network takes normalised log-mel frames, and returns log posteriors minus log priors, in nats;
-context and stride are in the file's metadata. docs/use.md describes both.
+The network takes log-mel frames, and returns log posteriors minus log priors, in nats. The file's
+metadata has the context, the stride, and how frames are made and normalised; see docs/use.md.
 
 example:
   asr-train export digits digits.onnx
@@ -23,5 +23,6 @@ def run(options: argparse.Namespace) -> int:
     keep_inputs(options.output, *bundle_files(options.bundle))
     with open_bundle(options.bundle) as opened:
         about = export_onnx(opened.model, options.output)
-    print(", ".join(f"{key} {value}" for key, value in about.items()) + f": {options.output}")
+    shown = (f"{key} {value}" for key, value in about.items() if key != "feats")
+    print(", ".join(shown) + f": {options.output}")
     return 0

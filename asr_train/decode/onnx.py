@@ -1,13 +1,15 @@
 """A network -> an **ONNX file**, to score frames elsewhere, with what decoding takes from it.
 
-in    feats     float32 [batch, frames, mels]: normalised by speaker or recording as for decoding,
+in    feats     float32 [batch, frames, mels]: log-mel, normalised as `norm` says (docs/use.md),
                 with context_left and context_right frames repeated at the ends
 out   scores    float32 [batch, K, states]: log posteriors with the priors divided out, in nats; K
                 is frames - context_left - context_right, or one row every `stride` of these
-Metadata of the file names context_left, context_right, stride and the run. The graph is written
-layer by layer: torch's exporter takes a minute, and no LSTM of varying length.
+Metadata of the file has the run, context_left, context_right and stride, and as JSON the settings
+`feats` of the log-mel frames and `norm` (shards.norm) of their mean and variance. The graph is
+written layer by layer: torch's exporter takes a minute, and no LSTM of varying length.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,8 @@ def export_onnx(model: Path | str, path: Path | str) -> dict[str, str]:
         "context_left": str(network.context_left),
         "context_right": str(network.context_right),
         "stride": str(network.stride),
+        "feats": json.dumps(about["feats"]),
+        "norm": json.dumps(about["norm"]),
     }
     onnx.helper.set_model_props(made, metadata)
     onnx.checker.check_model(made, full_check=True)

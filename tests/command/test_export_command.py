@@ -1,17 +1,26 @@
 """A network exported as ONNX scores frames as ours does."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
 from asr_train import schema
+from asr_train.bundle.recogniser import PRIOR_FRAMES
+from asr_train.bundle.store import open_bundle
 from asr_train.command.main import main
+from asr_train.data.features import Heard
 from asr_train.decode.onnx import export_onnx
+from asr_train.decode.posteriors import load_scorer
+from asr_train.files import read_json, write_json
 from asr_train.model.store import build_model, save_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
 MELS, STATES = 6, 11
+NORM = {"by": "utterance", "variance": True}
 DNN = {"layers": 3, "width": 24, "context_left": 3, "context_right": 2}
 LSTM = {"layers": 2, "width": 8, "stack": 3, "subsample": 2, "delay": 2, "piece": 5, "warm": 3}
 NETWORKS = {
@@ -32,12 +41,13 @@ def test_scores_are_those_of_our_network(tmp_path, name):
         torch.nn.init.normal_(parameter, std=0.5)
     priors_S = torch.rand(STATES).softmax(0)
     about = {"model": schema.plain(settings), "run": name, "priors": priors_S.tolist()}
-    more = {"feats": {}, "norm": {}, "states": None, "self_loops": [0.5] * STATES}
+    more = {"feats": {"num_mels": MELS}, "norm": NORM, "states": None, "self_loops": [0.5] * STATES}
     saved = save_model(tmp_path, model, {**about, **more})
     export_onnx(saved, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     found = session.get_modelmeta().custom_metadata_map
     context = int(found["context_left"]) + int(found["context_right"])
+    assert [json.loads(found[name]) for name in ("feats", "norm")] == [{"num_mels": MELS}, NORM]
     assert (context, int(found["stride"])) == (
         model.context_left + model.context_right,
         model.stride,
@@ -54,6 +64,38 @@ def test_scores_are_those_of_our_network(tmp_path, name):
         (scores,) = session.run(None, {"feats": feats_BTF.numpy()})
         assert scores.shape == wanted.shape
         np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=2e-5)  # float32
+
+
+@pytest.mark.parametrize("variance", [False, True])
+@pytest.mark.parametrize("by", [by.value for by in schema.NormBy])
+def test_frames_normalised_as_the_metadata_says_have_the_scores_of_decoding(tmp_path, by, variance):
+    with open_bundle("digits") as opened:
+        for name in ("model.json", "model.pt"):
+            shutil.copy(opened.folder / name, tmp_path)
+    model, training = tmp_path / "model.json", opened.frames
+    write_json(model, read_json(model) | {"norm": {"by": by, "variance": variance}})
+    export_onnx(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    found = session.get_modelmeta().custom_metadata_map
+    assert json.loads(found["feats"]) == schema.plain(opened.feats)
+    norm = json.loads(found["norm"])
+
+    frames_TF = np.random.default_rng(0).normal(5, 3, (70, 20)).astype(np.float32)
+    feats = Heard(opened.feats, training.weighing(PRIOR_FRAMES))
+    wanted_TS = load_scorer(model, feats, None).score(feats.put("a", "a", "", frames_TF, 0.7))
+
+    prior = PRIOR_FRAMES if norm["by"] == "speaker" else 0
+    mean_F, square_F = (
+        (sum_F * prior / training.frames + (frames_TF**power).sum(0)) / (prior + 70)
+        for power, sum_F in ((1, training.sum_F), (2, training.squares_F))
+    )
+    normal_TF = frames_TF if norm["by"] == "none" else frames_TF - mean_F
+    if norm["by"] != "none" and norm["variance"]:
+        normal_TF = normal_TF / np.sqrt(square_F - mean_F**2)
+    sides = [(int(found["context_left"]), int(found["context_right"])), (0, 0)]
+    padded_BTF = np.pad(normal_TF, sides, mode="edge")[None].astype(np.float32)
+    (scores_BTS,) = session.run(None, {"feats": padded_BTF})
+    np.testing.assert_allclose(scores_BTS[0], wanted_TS, rtol=1e-4, atol=1e-3)
 
 
 def test_the_command_exports_the_packages_bundle(tmp_path, capsys):
