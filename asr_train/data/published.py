@@ -11,10 +11,12 @@ recordings are then checked like those of a folder.
 
 import io
 import logging
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,15 @@ from asr_train.data.splits import share_of
 from asr_train.files import read_lines
 from asr_train.schema import CorpusSettings, LexiconSettings, Published, PublishedSettings, SplitBy
 
-# Utterances, remarks on lost ones, and the files of transcripts
-Listed = tuple[list[Row], list[Remark], list[Path]]
+
+@dataclass(slots=True)
+class Listed:
+    """What a reader finds in one part of a corpus, and what it does not find."""
+
+    rows: list[Row]
+    remarks: list[Remark] = field(default_factory=list)  # on lost utterances
+    tables: list[Path] = field(default_factory=list)  # the files of transcripts
+    sought: list[Path] = field(default_factory=list)  # files not found, folders searched
 
 
 def published(
@@ -53,15 +62,16 @@ def published(
     shared = split in ("train", "dev") and not wanted.splits["dev"]
     names = wanted.splits["train" if shared else split]
     listed = [READERS[wanted.kind](root, name) for name in names]
-    rows = [row for some, *_ in listed for row in some]
+    rows = [row for part in listed for row in part.rows]
     if not rows:
         raise CorpusError(f"{split}: there are no utterances in {', '.join(names)} of {root}")
     intake.unique_ids(rows, root)
     parts = _spare_dev(rows, wanted) if shared else {split: rows}
     made = intake.take(split, parts[split], wanted, lexicon, Path(audio_dir))
     if split != "dev" or not shared:  # otherwise those of train would be listed twice
-        made.remarks += [remark for _, some, _ in listed for remark in some]
-    made.tables += [path for *_, some in listed for path in some]
+        made.remarks += [remark for part in listed for remark in part.remarks]
+    made.tables += [path for part in listed for path in part.tables]
+    made.sought += [path for part in listed for path in part.sought]
     made.notes = intake.notes(made, parts, f"{root}, {', '.join(names)}")
     return made
 
@@ -136,6 +146,11 @@ def _rows(manifests: dict[str, Any], root: Path, text: Callable[[str], str]) -> 
     return rows
 
 
+def _folders(root: Path) -> list[Path]:
+    """Return a folder and all below it, as far as `rglob` searches: files may come to each."""
+    return [Path(where) for where, *_ in os.walk(root)]
+
+
 def _relative(path: Path, root: Path) -> str:
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
@@ -165,7 +180,8 @@ def _librispeech(root: Path, subset: str) -> Listed:
         manifests = prepare_librispeech(root, dataset_parts=[subset])[subset]
     rows = _rows(manifests, root, _upper)
     lost = []
-    for utt_id in listed.keys() - {row.utt_id for row in rows}:
+    missing = listed.keys() - {row.utt_id for row in rows}
+    for utt_id in missing:
         audio, why = _relative(listed[utt_id], root), "missing audio"
         lost.append(Remark(utt_id, utt_id.split("-")[0], audio, why, f"{audio} is missing"))
     for path in (root / subset).rglob("*.flac"):
@@ -174,7 +190,9 @@ def _librispeech(root: Path, subset: str) -> Listed:
             text = f"no .trans.txt has {audio}"
             lost.append(Remark(path.stem, path.stem.split("-")[0], audio, why, text))
     alignments = sorted((root / subset).rglob("*.alignment.txt"))  # which lhotse reads, too
-    return rows, sorted(lost, key=lambda remark: remark.utt_id), transcripts + alignments
+    lost.sort(key=lambda remark: remark.utt_id)
+    sought = [listed[utt_id] for utt_id in missing] + _folders(root / subset)
+    return Listed(rows, lost, transcripts + alignments, sought)
 
 
 def _librispeech_lines(transcripts: Iterable[Path]) -> dict[str, Path]:
@@ -202,7 +220,8 @@ def _yesno(root: Path, subset: str) -> Listed:
     root = _inner(root, "waves_yesno")
     with _prepared("yesno", root):
         manifests = prepare_yesno(root)
-    return _rows(_part(dict(manifests), subset, "yesno"), root, _upper), [], []
+    rows = _rows(_part(dict(manifests), subset, "yesno"), root, _upper)
+    return Listed(rows, sought=[root])
 
 
 def _part(parts: dict[str, Any], subset: str, corpus: str) -> Any:
@@ -237,14 +256,17 @@ def _swbd(root: Path, subset: str) -> Listed:
         for row in rows:  # lhotse names both sides A
             row.speaker = f"{row.audio.stem}-{'AB'[row.channel or 0]}"
         tables = sorted((root / MS98).rglob("*trans.text"))
-        return rows, _left_out(_count_lines(tables) - len(rows), "swbd", MS98), tables
+        lost = _left_out(_count_lines(tables) - len(rows), "swbd", MS98)
+        return Listed(rows, lost, tables, [p for name in needed for p in _folders(root / name)])
     english = root / "LDC2002T43" / "reference" / "english"
     with _prepared("eval2000", root), tempfile.TemporaryDirectory() as scratch:
         manifests = prepare_eval2000(root, scratch, absolute_paths=True)
         listed = make_segments(english)
     rows = [row for row in _rows(manifests, root, hub5_text) if row.utt_id.startswith(prefix)]
     lines = sum(segment.id.startswith(prefix) for segment in listed)
-    return rows, _left_out(lines - len(rows), subset, "LDC2002T43"), sorted(english.rglob("*.txt"))
+    lost = _left_out(lines - len(rows), subset, "LDC2002T43")
+    sought = [*_folders(root / "LDC2002S09" / "hub5e_00" / "english"), *_folders(english)]
+    return Listed(rows, lost, sorted(english.rglob("*.txt")), sought)
 
 
 def _count_lines(tables: Iterable[Path]) -> int:
@@ -306,7 +328,7 @@ def _an4(root: Path, subset: str) -> Listed:
                 f"{table} is missing; CORPUS_DIR must be the folder that an4_sphere.tar.gz unpacks"
             )
     texts = dict(_an4_texts(spoken))
-    rows = []
+    rows, sought = [], []
     for number, line in enumerate(files.read_text().splitlines(), 1):
         if not line.strip():
             continue
@@ -316,7 +338,8 @@ def _an4(root: Path, subset: str) -> Listed:
                 f"{files}, line {number}: {spoken.name} has no transcript of {path.name}; "
                 "unpack the corpus again"
             )
-        audio = _an4_audio(root / "wav" / path)
+        audio, absent = _an4_audio(root / "wav" / path)
+        sought += absent
         rows.append(
             Row(
                 utt_id=path.name,
@@ -328,7 +351,7 @@ def _an4(root: Path, subset: str) -> Listed:
                 where=f"line {number}",
             )
         )
-    return rows, [], [files, spoken]
+    return Listed(rows, tables=[files, spoken], sought=sought)
 
 
 def _an4_texts(table: Path) -> Iterator[tuple[str, str]]:
@@ -342,17 +365,20 @@ def _an4_texts(table: Path) -> Iterator[tuple[str, str]]:
         yield found[2], _upper(" ".join(words))
 
 
-def _an4_audio(stem: Path) -> Path:
+def _an4_audio(stem: Path) -> tuple[Path, list[Path]]:
+    """Return the recording, and the names that were tried before; all if there is none."""
     suffixes = [each for suffix in AN4_AUDIO for each in (suffix, suffix.upper())]
     names = [stem.with_name(stem.name + suffix) for suffix in suffixes]
+    for tried, path in enumerate(names):
+        if path.is_file():
+            return path, names[:tried]
     raw = stem.with_name(stem.name + ".raw")
-    there = [path for path in names if path.is_file()]
-    if not there and raw.is_file():
+    if raw.is_file():
         raise CorpusError(
             f"{raw} has no header, so its byte order is unknown; take an4_sphere.tar.gz, or "
             "convert the recordings to .wav"
         )
-    return there[0] if there else names[0]
+    return names[0], [*names, raw]
 
 
 def _seconds(audio: Path) -> float:

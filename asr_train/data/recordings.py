@@ -1,8 +1,11 @@
 """The user's files -> **which of them changed** since they were listed.
 
-    manifests/SPLIT.audio.tsv    recordings and tables, listed with their manifest
+    manifests/SPLIT.audio.tsv    recordings and tables, listed with their manifest, files that were
+                                 missing, and folders that were searched
     conf/NAME.files.tsv          what a settings file names: a lexicon, text, a mapping
     per line: bytes, time of last change in ns, SHA-256, path
+
+A folder has `/` in place of bytes, and the SHA-256 of the names in it; what is missing has `-`.
 
 Recordings that are made here lie in work/audio, and each work folder has its own.
 
@@ -10,16 +13,19 @@ Size and time are compared first, which is quick; where they differ, the content
 copy of a corpus has other times. Imports no library: every call of make runs this.
 """
 
+import hashlib
 import os
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 from asr_train.files import read_text, sha256, write_text
 from asr_train.jobs import map_evenly
 
 ABSENT = "-"  # in place of a checksum
+FOLDER = "/"  # in place of a size, which depends on the file system
 
 
 def audio_table(path: Path | str) -> Path:
@@ -28,7 +34,11 @@ def audio_table(path: Path | str) -> Path:
 
 
 def list_files(paths: Iterable[Path | str], table: Path) -> None:
-    """Write the table; remove an old one if there are no files to list."""
+    """Write the table; remove an old one if there are no files to list.
+
+    Args:
+        paths: files or folders; some may be missing, and their coming is a change.
+    """
     names = sorted({str(path) for path in paths})
     if not names:
         table.unlink(missing_ok=True)
@@ -40,7 +50,7 @@ def list_files(paths: Iterable[Path | str], table: Path) -> None:
 
 
 def changed_files(table: Path, keep: bool) -> list[str]:
-    """Return the listed files whose content changed.
+    """Return the listed files whose content changed, then the folders with other names in them.
 
     Args:
         keep: whether to record new times of unchanged content, so that it is not read every time.
@@ -55,7 +65,7 @@ def changed_files(table: Path, keep: bool) -> list[str]:
         current.append((*now, found, name))
     if keep and touched and not changed:
         _write(table, current)
-    return changed
+    return sorted(changed, key=os.path.isdir)
 
 
 def listed_files(table: Path) -> list[str]:
@@ -97,14 +107,22 @@ def _stat(name: str) -> tuple[str, str]:
         found = os.stat(name)
     except OSError:
         return ABSENT, ABSENT
-    return str(found.st_size), str(found.st_mtime_ns)
+    size = FOLDER if S_ISDIR(found.st_mode) else str(found.st_size)
+    return size, str(found.st_mtime_ns)
 
 
 def _sum(name: str) -> str:
     try:
-        return sha256(name)
+        return _names_sum(name) if os.path.isdir(name) else sha256(name)
     except OSError:  # missing or unreadable; the stage reports it
         return ABSENT
+
+
+def _names_sum(folder: str) -> str:
+    """Return a checksum of the names in a folder, without those that file managers hide there."""
+    names = sorted(os.listdir(os.fsencode(folder)))
+    shown = b"\0".join(name for name in names if not name.startswith(b"."))
+    return hashlib.sha256(shown).hexdigest()
 
 
 def _read(table: Path) -> list[list[str]]:

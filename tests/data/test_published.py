@@ -3,6 +3,7 @@
 The recordings are noises; the layouts, names and markup are those of the corpora.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import layouts
@@ -86,6 +87,39 @@ def corrected(made: PreparedSplit, folder: Path, *tables: str) -> bool:
     return changed_files(listed, keep=False) == []
 
 
+def unnoticed(root: Path, read: Callable[[], PreparedSplit]) -> list[Path]:
+    """Return the files and folders whose coming changes what is read, but is not noticed.
+
+    Each is moved away before the corpus is read, and back when its manifest is written; where the
+    rest is refused there is no manifest, and make reads the corpus again.
+    """
+
+    def content(made: PreparedSplit) -> list:
+        return [[cut.to_dict() for cut in made.cuts], made.remarks]
+
+    lost, manifest = [], root / "split.jsonl.gz"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JOBS", "1")  # forks would take most of the time
+        whole = content(read())
+        for path in sorted(root.rglob("*")):
+            path.rename(root / "away")
+            try:
+                made = read()
+                write(made, manifest)
+            except CorpusError:
+                continue
+            finally:
+                (root / "away").rename(path)
+            noticed = changed_files(audio_table(manifest), keep=False)
+            if content(made) != whole and not noticed:
+                lost.append(path)
+        made = read()
+        assert content(made) == whole
+        write(made, manifest)
+    assert changed_files(audio_table(manifest), keep=False) == []
+    return lost
+
+
 # --- LibriSpeech --------------------------------------------------------------------------------
 
 LIBRI = {"train": ["train-clean-5"], "dev": [], "test": ["dev-clean-2"]}
@@ -143,6 +177,17 @@ def test_a_recording_without_transcript_is_listed(libri):
     assert [(r.utt_id, r.what, r.dropped) for r in test.remarks] == [
         ("84-198-0001", "no transcript", True)
     ]
+
+
+def test_what_comes_to_librispeech_is_noticed(libri):
+    """Also the target of a link, on a disk that is not there yet: no folder of names changes."""
+    audio = next(libri.rglob("26-198-0001.flac"))
+    (libri / "disk").mkdir()
+    audio.rename(libri / "disk/26.flac")
+    audio.symlink_to(libri / "disk/26.flac")
+    aligned = '19-198-0001 ",SIX," "0.05,0.2,0.25"'
+    lines(libri / "LibriSpeech/train-clean-5/19/198/19-198.alignment.txt", aligned)
+    assert unnoticed(libri, lambda: made(Published.librispeech, libri, "train", LIBRI)) == []
 
 
 @pytest.mark.parametrize(
@@ -238,6 +283,17 @@ def test_a_yesno_that_is_not_whole_is_refused(yesno):
         made(Published.yesno, yesno, "test")
 
 
+@pytest.mark.parametrize("change", ["unlink", "touch"])
+def test_a_yesno_that_is_no_longer_whole_is_noticed(yesno, change):
+    """Also of a recording of another split, as the names are dealt out in their order."""
+    write(made(Published.yesno, yesno, "test"), yesno / "test.jsonl.gz")
+    listed = audio_table(yesno / "test.jsonl.gz")
+    assert changed_files(listed, keep=False) == []
+    name = {"unlink": "0_0_0_0_0_0_0_0.wav", "touch": "0_0_0_0_0_0_0_1.wav"}[change]
+    getattr(yesno / "waves_yesno" / name, change)()
+    assert changed_files(listed, keep=False) == [str(yesno / "waves_yesno")]
+
+
 # --- AN4 ----------------------------------------------------------------------------------------
 
 
@@ -269,6 +325,17 @@ def test_an4_drops_and_lists_a_recording_that_is_not_there(an4):
         path.unlink()
     test = made(Published.an4, an4, "test")
     assert [(r.utt_id, r.what) for r in test.remarks] == [("cen1-fcaw-b", "missing audio")]
+
+
+@pytest.mark.parametrize("an4", [".wav"], indirect=True)
+def test_what_comes_to_an4_is_noticed(an4):
+    """Also a recording in a format that is preferred, and one on a disk that is not there yet."""
+    audio = next(an4.rglob("cen1-fash-b.*"))
+    (an4 / "disk").mkdir()
+    audio.rename(an4 / "disk/cen1")
+    audio.symlink_to(an4 / "disk/cen1")
+    layouts.record(next(an4.rglob("cen0-fash-b.*")).with_suffix(".flac"), layouts.noise(""), RATE)
+    assert unnoticed(an4, lambda: made(Published.an4, an4, "train")) == []
 
 
 def test_an4_without_headers_is_refused(an4):
@@ -362,6 +429,11 @@ def test_transcripts_of_recordings_that_are_not_there_are_counted(swbd):
     both = made(Published.swbd, swbd, "test", SWBD | {"test": ["eval2000"]})
     assert ids(both) == ["en_4156-0", "en_4156-1"]
     assert [r.what for r in both.remarks if r.dropped] == ["missing audio"] * 2
+
+
+@pytest.mark.parametrize("split, parts", [("train", ["swbd"]), ("test", ["eval2000"])])
+def test_what_comes_to_switchboard_is_noticed(swbd, split, parts):
+    assert unnoticed(swbd, lambda: made(Published.swbd, swbd, split, SWBD | {split: parts})) == []
 
 
 @pytest.mark.parametrize("part", ["LDC97S62", "swb_ms98_transcriptions"])

@@ -64,6 +64,25 @@ def test_a_recording_that_was_missing_and_comes_is_noticed(listed):
     assert changed_files(table, keep=True) == [str(listed / "later")]
 
 
+def test_a_name_that_comes_to_a_folder_or_goes_is_noticed(listed):
+    table, inside = listed / "dev.audio.tsv", listed / "speaker"
+    inside.mkdir()
+    for name in ("1.flac", "2.flac"):
+        (inside / name).write_bytes(b"sound")
+    os.utime(inside, (9, 9))
+    list_files([inside], table)
+    (inside / ".DS_Store").touch()  # as file managers do
+    other(inside / "1.flac")
+    assert changed_files(table, keep=True) == []
+    for change in ((inside / "3.flac").touch, (inside / "2.flac").unlink):
+        change()
+        assert changed_files(table, keep=True) == [str(inside)]
+    (inside / "3.flac").rename(inside / "2.flac")
+    assert changed_files(table, keep=True) == []
+    inside.rename(listed / "away")
+    assert changed_files(table, keep=True) == [str(inside)]
+
+
 def test_a_manifest_lists_the_table_and_all_recordings_dropped_ones_too(folder, tmp_path):
     folder.rows[0][4] = ""
     manifest = tmp_path / "train.jsonl.gz"
