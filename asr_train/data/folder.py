@@ -58,7 +58,7 @@ def folder(
         _label(roots, tables, wanted)
     made = intake.take(split, mine, wanted, lexicon, Path(audio_dir))
     tables_of = TABLE, *([wanted.phone_labels] if wanted.phone_labels else [])
-    made.tables += [root / name for root in roots for name in tables_of if (root / name).exists()]
+    made.tables += [root / name for root in roots for name in tables_of]  # labels may come later
     made.notes = intake.notes(made, parts, " + ".join(map(str, roots))) + prefixed
     return made
 

@@ -15,6 +15,7 @@ from asr_train.align.table import true_phones
 from asr_train.data.corpus import CorpusError, write
 from asr_train.data.folder import COLUMNS, SPLITS, read_phone_labels, split_rows, tabled
 from asr_train.data.folder import folder as read
+from asr_train.data.recordings import audio_table, changed_files
 from asr_train.files import read_jsonl
 from asr_train.schema import Channel, Unknown
 
@@ -413,14 +414,25 @@ def test_phone_labels_become_the_truth_that_alignments_are_measured_by(folder, t
     assert true_phones(two) is None
 
 
-def test_tables_of_all_folders_are_listed_since_they_may_change(folder, other):
-    (folder.root / "phones.tsv").write_text(LABELS)
+def test_tables_of_all_folders_are_noticed_when_they_change_or_come(folder, other, tmp_path):
+    labels, later = folder.root / "phones.tsv", other.root / "phones.tsv"
+    labels.write_text(LABELS)
     folder.overrides = {"phone_labels": "phones.tsv", "more_dirs": [str(other.root)]}
     for split in SPLITS:
-        tables = folder.made(split).tables
-        names = [path.relative_to(path.parent.parent).as_posix() for path in tables]
-        here = folder.root.name
-        assert names == [f"{here}/utterances.tsv", f"{here}/phones.tsv", "other/utterances.tsv"]
+        write(folder.made(split), tmp_path / f"{split}.jsonl.gz")
+
+    def changed() -> list[list[str]]:
+        listed = [audio_table(tmp_path / f"{split}.jsonl.gz") for split in SPLITS]
+        return [changed_files(table, keep=False) for table in listed]
+
+    for table in (folder.root / "utterances.tsv", other.root / "utterances.tsv", labels):
+        content = table.read_text()
+        table.write_text(content + "\n")
+        assert changed() == [[str(table)]] * len(SPLITS)
+        table.write_text(content)
+    assert changed() == [[]] * len(SPLITS)
+    later.write_text(LABELS)
+    assert changed() == [[str(later)]] * len(SPLITS)
 
 
 def test_phone_labels_are_found_by_the_id_that_the_folder_gives(folder, tmp_path):
