@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from asr_train.schema import (
     load,
     plain,
 )
+from asr_train.schema.limits import Checked, Count, Interval, Positive, Share
 
 DECODE = {
     "beam": 16.0,
@@ -134,6 +136,29 @@ def test_a_wrong_value_is_named_by_the_override_that_sets_it(wrong):
 def test_built_alone_settings_name_their_own_field():
     with pytest.raises(SettingsError, match=r"^threshold is 0.0; it must lie in"):
         GtcSettings(threshold=0.0, codec=Codec.rice, capacity=Capacity.exact)
+
+
+@dataclass(kw_only=True, slots=True)
+class Limited(Checked):
+    share: Share = 0.5
+    words: Interval[Count] = field(default_factory=lambda: [1, 2])
+    hours: dict[str, Positive] = field(default_factory=dict)
+    most: Count | None = None
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"share": 1.5}, r"share is 1.5; it must lie in \[0, 1\]"),
+        ({"words": [2, 1]}, r"words is \[2, 1\]; it must be \[lowest, highest\]"),
+        ({"words": [0, 1]}, "words is 0; it must be positive"),
+        ({"hours": {"dev": 0.0}}, "hours.dev is 0.0; it must be positive"),
+        ({"most": 0}, "most is 0; it must be positive"),
+    ],
+)
+def test_annotations_limit_a_value_and_what_is_in_it(change, message):
+    with pytest.raises(SettingsError, match=f"^{message}$"):
+        Limited(**change)
 
 
 def test_a_stage_names_the_file_and_the_key_in_it(tmp_path):

@@ -34,7 +34,7 @@ from asr_train.comm.blocks import BlockUpdate
 from asr_train.comm.processes import of_group
 from asr_train.schema import BlockForm, BlockVelocity, BmufSettings
 from asr_train.schema.comm import TIMEOUTS
-from asr_train.schema.fields import within
+from asr_train.schema.limits import within
 
 
 class BlockMomentum(torch.optim.Optimizer):

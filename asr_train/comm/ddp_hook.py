@@ -32,7 +32,7 @@ from asr_train.comm.processes import of_group
 from asr_train.comm.reducers import Gradient, Reducer, Sent, dense
 from asr_train.schema import GtcSettings, OneBitSettings
 from asr_train.schema.comm import TIMEOUTS
-from asr_train.schema.fields import not_negative, positive, within
+from asr_train.schema.limits import not_negative, positive, within
 
 
 class ReducerHook(ABC):

@@ -8,36 +8,36 @@ that are trained, nor of methods.
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from asr_train.places import ROOT
 from asr_train.schema import SettingsError, load
-from asr_train.schema.fields import at, not_negative, positive, within
+from asr_train.schema.fields import at
+from asr_train.schema.limits import Checked, Count, NotNegative, Positive, between, positive
 
 CLUSTERS = Path(ROOT) / "conf" / "cluster"
 
 
 @dataclass(kw_only=True, slots=True)
-class GpuSettings:
+class GpuSettings(Checked):
     """The GPU of one worker."""
 
     name: str
-    peak_tflops: float  # 10^12 operations per second, of the arithmetic used in training
-    efficiency: float  # share of the peak in a network's forward and backward pass
-    fixed_ms: float  # per step, independent of its frames
-    jitter: float  # standard deviation of a step's seconds over their mean, per step and worker
-    encode_ns: float  # per parameter: residual, threshold, writing a message, copying to the host
-    decode_ns: float  # per element received: reading and adding it
-    start_ms: float = 0.0  # per step: a network's pass beside its frames, as small ones fill no GPU
-    fixed_parameters: float | None = None  # of fixed_ms's network, with which it grows; null: any
-    exchange_ms: float = 0.0  # per exchange of 1-bit parts, beside the links: waits and adding up
-
-    def __post_init__(self) -> None:
-        positive(peak_tflops=self.peak_tflops, efficiency=self.efficiency)
-        positive(fixed_parameters=self.fixed_parameters)
-        within(0, 1, efficiency=self.efficiency)
-        within(0, 2, jitter=self.jitter)
-        not_negative(fixed_ms=self.fixed_ms, start_ms=self.start_ms, exchange_ms=self.exchange_ms)
-        not_negative(encode_ns=self.encode_ns, decode_ns=self.decode_ns)
+    peak_tflops: Positive  # 10^12 operations per second, of the arithmetic used in training
+    # Share of the peak in a network's forward and backward pass
+    efficiency: Annotated[float, positive, between(0, 1)]
+    fixed_ms: NotNegative  # per step, independent of its frames
+    # Standard deviation of a step's seconds over their mean, per step and worker
+    jitter: Annotated[float, between(0, 2)]
+    # Per parameter: residual, threshold, writing a message, copying to the host
+    encode_ns: NotNegative
+    decode_ns: NotNegative  # per element received: reading and adding it
+    # Per step: a network's pass beside its frames, as small ones fill no GPU
+    start_ms: NotNegative = 0.0
+    # Of fixed_ms's network, with which it grows; null: any
+    fixed_parameters: Positive | None = None
+    # Per exchange of 1-bit parts, beside the links: waits and adding up
+    exchange_ms: NotNegative = 0.0
 
     @property
     def flops(self) -> float:
@@ -51,15 +51,11 @@ def bytes_per_second(gbit_per_s: float | None) -> float:
 
 
 @dataclass(kw_only=True, slots=True)
-class LinkSettings:
+class LinkSettings(Checked):
     """A link with this bandwidth in each direction at the same time."""
 
-    gbit_per_s: float
-    latency_us: float  # from sending a message to the arrival of its first bit
-
-    def __post_init__(self) -> None:
-        positive(gbit_per_s=self.gbit_per_s)
-        not_negative(latency_us=self.latency_us)
+    gbit_per_s: Positive
+    latency_us: NotNegative  # from sending a message to the arrival of its first bit
 
     @property
     def bytes_per_second(self) -> float:
@@ -71,21 +67,18 @@ class LinkSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class ClusterSettings:
+class ClusterSettings(Checked):
     sources: list[str]  # sources of the values, and which are assumed
-    gpus_per_node: int
-    max_nodes: int
+    gpus_per_node: Count
+    max_nodes: Count
     gpu: GpuSettings
     inside: LinkSettings | None = None  # per GPU; null if nodes have one GPU
-    bus_gbit_per_s: float | None = None  # of all GPUs of a node together; null: no limit
+    bus_gbit_per_s: Positive | None = None  # of all GPUs of a node together; null: no limit
     between: LinkSettings | None = None  # per node; null if there is one node
-    fabric_gbit_per_s: float | None = None  # of all nodes together; null: no limit
-    lambda_conn: float = 1.0  # times that activations between stripes take over a link's time
+    fabric_gbit_per_s: Positive | None = None  # of all nodes together; null: no limit
+    lambda_conn: Positive = 1.0  # times that activations between stripes take over a link's time
 
-    def __post_init__(self) -> None:
-        positive(gpus_per_node=self.gpus_per_node, max_nodes=self.max_nodes)
-        positive(lambda_conn=self.lambda_conn)
-        positive(bus_gbit_per_s=self.bus_gbit_per_s, fabric_gbit_per_s=self.fabric_gbit_per_s)
+    def check(self) -> None:
         if self.gpus_per_node > 1 and self.inside is None:
             raise SettingsError(
                 f"{at('gpus_per_node')} is {self.gpus_per_node} but {at('inside')} is null; "

@@ -22,7 +22,7 @@ from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
 from asr_train.schema import AliSettings, DecodeSettings
 from asr_train.schema.decode import check_width
-from asr_train.schema.fields import positive
+from asr_train.schema.limits import positive
 from asr_train.search.beam import Path, beam_search
 from asr_train.search.confidence import compile_confidences, confidences
 from asr_train.search.forced import ready

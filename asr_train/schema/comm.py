@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 from asr_train.facts import Method
-from asr_train.schema.fields import LEFT_OUT, SettingsError, at, positive, within
+from asr_train.schema.fields import LEFT_OUT, SettingsError, at
+from asr_train.schema.limits import Checked, Count, Positive, between
+
+Spread = Annotated[float, between(0, 10)]
 
 
 class Wire(Enum):
@@ -58,7 +61,7 @@ class AllreduceSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class AdaptiveSettings:
+class AdaptiveSettings(Checked):
     """A threshold that follows the share of elements that exceed it; see `comm.gtc`.
 
     Attributes:
@@ -68,18 +71,13 @@ class AdaptiveSettings:
             it is below.
     """
 
-    density: float
-    band: float
-    factor: float
-
-    def __post_init__(self) -> None:
-        within(1e-9, 1, density=self.density)
-        within(1, 1e6, band=self.band)
-        within(1.0001, 10, factor=self.factor)
+    density: Annotated[float, between(1e-9, 1)]
+    band: Annotated[float, between(1, 1e6)]
+    factor: Annotated[float, between(1.0001, 10)]
 
 
 @dataclass(kw_only=True, slots=True)
-class GtcSettings:
+class GtcSettings(Checked):
     """Gradient threshold compression (Strom, 2015); see `comm.gtc`.
 
     Attributes:
@@ -90,15 +88,14 @@ class GtcSettings:
         adaptive: None: the threshold is constant.
     """
 
-    threshold: float
+    threshold: Annotated[float, between(1e-30, 1e30)]
     codec: Codec
     capacity: Capacity
     adaptive: AdaptiveSettings | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.threshold is None:  # by a script; of files, the types are checked
             raise SettingsError(f"{at('threshold')} is None; it must be a number")
-        within(1e-30, 1e30, threshold=self.threshold)
         self.codec, self.capacity = Codec(self.codec), Capacity(self.capacity)  # or their names
         if isinstance(self.adaptive, dict):
             self.adaptive = AdaptiveSettings(**self.adaptive)
@@ -114,55 +111,39 @@ class OneBitSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class VirtualTimeSettings:
+class VirtualTimeSettings(Checked):
     """Simulated durations, with all workers in one process."""
 
-    step_seconds: float
-    speed_spread: float
-    step_spread: float
-    slowdown: float
-    delay_seconds: float
-    seed: int
-
-    def __post_init__(self) -> None:
-        positive(step_seconds=self.step_seconds, slowdown=self.slowdown)
-        within(0, 10, speed_spread=self.speed_spread, step_spread=self.step_spread)
-        within(0, 1e6, delay_seconds=self.delay_seconds)
-        within(0, 2**63, seed=self.seed)
+    step_seconds: Positive
+    speed_spread: Spread
+    step_spread: Spread
+    slowdown: Positive
+    delay_seconds: Annotated[float, between(0, 1e6)]
+    seed: Annotated[int, between(0, 2**63)]
 
 
 @dataclass(kw_only=True, slots=True)
-class AsynchronousSettings:
+class AsynchronousSettings(Checked):
     """Workers that do not wait for each other; see `comm.peers`."""
 
-    staleness: int
+    staleness: Annotated[int, between(0, 10**6)]
     virtual_time: VirtualTimeSettings
 
-    def __post_init__(self) -> None:
-        within(0, 10**6, staleness=self.staleness)
-
 
 @dataclass(kw_only=True, slots=True)
-class ModelAveragingSettings:
-    block_steps: int
+class ModelAveragingSettings(Checked):
+    block_steps: Count
     velocity: BlockVelocity
 
-    def __post_init__(self) -> None:
-        positive(block_steps=self.block_steps)
-
 
 @dataclass(kw_only=True, slots=True)
-class BmufSettings:
-    block_steps: int
+class BmufSettings(Checked):
+    block_steps: Count
     form: BlockForm
-    zeta: float
-    c: float
-    eta: float | None
+    zeta: Positive
+    c: Positive
+    eta: Annotated[float, between(0, 0.9999)] | None
     velocity: BlockVelocity
-
-    def __post_init__(self) -> None:
-        positive(block_steps=self.block_steps, zeta=self.zeta, c=self.c)
-        within(0, 0.9999, eta=self.eta)
 
     def momentum(self, models: int) -> float:
         """Return eta for this number of averaged models."""
@@ -182,16 +163,17 @@ MOST_CHOSEN = 8  # workers per group, if the number is not set
 
 
 @dataclass(kw_only=True, slots=True)
-class CommSettings:
+class CommSettings(Checked):
     """A method, and the settings of its components."""
 
     method: Method
-    workers: int | None = None
+    workers: Count | None = None
     # Left out of files at its default, so that runs without it stay those of earlier versions
-    stripes: int = field(default=1, metadata={LEFT_OUT: True})
+    stripes: Count = field(default=1, metadata={LEFT_OUT: True})
     virtual: Virtual = Virtual.exact
-    timeout_seconds: float = 300.0  # maximum wait for another process
-    check_steps: int = 1000  # interval at which replicas are compared; steps
+    # Maximum wait for another process
+    timeout_seconds: Annotated[float, between(*TIMEOUTS)] = 300.0
+    check_steps: Count = 1000  # interval at which replicas are compared; steps
     allreduce: AllreduceSettings | None = None
     model_averaging: ModelAveragingSettings | None = None
     gtc: GtcSettings | None = None
@@ -200,10 +182,7 @@ class CommSettings:
     group_size: int | None = None
     asynchronous: AsynchronousSettings | None = None
 
-    def __post_init__(self) -> None:
-        within(*TIMEOUTS, timeout_seconds=self.timeout_seconds)
-        positive(check_steps=self.check_steps)
-        positive(stripes=self.stripes, workers=self.workers)
+    def check(self) -> None:
         for name in self.method.needs:
             if getattr(self, name) is None:
                 raise SettingsError(

@@ -3,35 +3,34 @@
 import re
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from asr_train.schema.fields import (
-    LEFT_OUT,
-    SettingsError,
-    at,
-    here,
-    interval,
-    not_negative,
-    positive,
+from asr_train.schema.fields import LEFT_OUT, SettingsError, at, here
+from asr_train.schema.limits import (
+    Checked,
+    Count,
+    Interval,
+    Natural,
+    Positive,
+    Share,
+    between,
     within,
 )
 from asr_train.schema.score import NormaliserKind
 
 
 @dataclass(kw_only=True, slots=True)
-class DigitsSettings:
+class DigitsSettings(Checked):
     """Digit strings synthesised by espeak-ng; see `data.synth`."""
 
     speakers: dict[str, int]
     utterances: dict[str, int]
-    words: list[int]
-    sample_rate: int
-    snr_db: list[float]
-    level_db: list[float]
+    words: Interval[Count]
+    sample_rate: Count
+    snr_db: Interval[float]
+    level_db: Interval[float]
 
-    def __post_init__(self) -> None:
-        interval(words=self.words, snr_db=self.snr_db, level_db=self.level_db)
-        positive(sample_rate=self.sample_rate, words=self.words[0])
+    def check(self) -> None:
         within(-90, 0, level_db=self.level_db[1])
         _check_same_splits(speakers=self.speakers, utterances=self.utterances)
         for split, count in self.utterances.items():
@@ -67,7 +66,7 @@ class ConditionSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class CommandsSettings:
+class CommandsSettings(Checked):
     """Sentences of a grammar synthesised by espeak-ng; see `data.commands`.
 
     Attributes:
@@ -77,39 +76,29 @@ class CommandsSettings:
     """
 
     grammar: str
-    max_phone_distance: float
-    speakers: dict[str, int]
-    hours: dict[str, float]
-    words_per_minute: list[int]
-    pause_share: float
-    margin_seconds: list[float]
-    sample_rate: int
-    room_share: float
-    rt60_seconds: list[float]
-    drr_db: list[float]
-    snr_db: list[float]
-    level_db: list[float]
+    max_phone_distance: Annotated[float, between(0, 10)]
+    speakers: dict[str, Count]
+    hours: dict[str, Positive]
+    words_per_minute: Interval[Annotated[int, between(80, 300)]]
+    pause_share: Share
+    margin_seconds: Interval[float]
+    sample_rate: Count
+    room_share: Share
+    rt60_seconds: Interval[Positive]
+    drr_db: Interval[float]
+    snr_db: Interval[float]
+    level_db: Interval[float]
     telephone_rate: int | None = None
     conditions: dict[str, ConditionSettings] = field(default_factory=dict)
     human: str | None = field(default=None, metadata={LEFT_OUT: True})
     more_dirs: list[str] = field(default_factory=list, metadata={LEFT_OUT: True})
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if not self.grammar:
             raise SettingsError(f"{at('grammar')} is empty; it must name a file in JSGF")
-        interval(words_per_minute=self.words_per_minute, drr_db=self.drr_db)
-        interval(margin_seconds=self.margin_seconds, rt60_seconds=self.rt60_seconds)
-        interval(snr_db=self.snr_db, level_db=self.level_db)
-        within(80, 300, words_per_minute=self.words_per_minute[0])
-        within(80, 300, words_per_minute=self.words_per_minute[1])
-        within(0, 1, pause_share=self.pause_share, room_share=self.room_share)
-        within(0, 10, max_phone_distance=self.max_phone_distance)
         within(0, 10, margin_seconds=self.margin_seconds[0])
-        positive(sample_rate=self.sample_rate, rt60_seconds=self.rt60_seconds[0])
         within(-90, 0, level_db=self.level_db[1])
         _check_same_splits(speakers=self.speakers, hours=self.hours)
-        for split, hours in self.hours.items():
-            positive(**{f"hours.{split}": hours, f"speakers.{split}": self.speakers[split]})
         within(1000, self.sample_rate, telephone_rate=self.telephone_rate)
         for name, condition in self.conditions.items():
             _check_test_split("conditions", f"test_{name}")
@@ -163,12 +152,12 @@ class Digits(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class IntakeSettings:
+class IntakeSettings(Checked):
     """Requirements on recordings, and the source of DEV; see `data.intake`."""
 
     GROUP: ClassVar[str]  # the group's path in conf/, for messages of stages
     dev_by: SplitBy
-    dev_share: float
+    dev_share: Share
     normaliser: NormaliserKind
     digits: Digits
     sample_rate: int
@@ -176,14 +165,12 @@ class IntakeSettings:
     channel: Channel
     duration_tolerance_seconds: float
     min_seconds: float
-    max_seconds: float
-    max_dropped_share: float
+    max_seconds: Positive
+    max_dropped_share: Share
 
-    def check(self, folder: str) -> None:
+    def check_folder(self, folder: str) -> None:
         if not folder:
             raise SettingsError(f"{at('dir')} is empty; call make with CORPUS_DIR=path")
-        within(0, 1, dev_share=self.dev_share, max_dropped_share=self.max_dropped_share)
-        positive(max_seconds=self.max_seconds)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -202,15 +189,14 @@ class FolderSettings(IntakeSettings):
     dev_speakers: list[str]
     test_speakers: list[str]
     test_by: SplitBy
-    test_share: float
+    test_share: Share
     test_every: int | None
     phone_labels: str | None
     dev_dir: str | None = field(default=None, metadata={LEFT_OUT: True})
     test_dirs: dict[str, str] = field(default_factory=dict, metadata={LEFT_OUT: True})
 
-    def __post_init__(self) -> None:
-        self.check(self.dir)
-        within(0, 1, test_share=self.test_share)
+    def check(self) -> None:
+        self.check_folder(self.dir)
         both = set(self.dev_speakers) & set(self.test_speakers)
         if both:
             raise SettingsError(f"{here()}: {sorted(both)} are in dev_speakers and test_speakers")
@@ -278,8 +264,8 @@ class PublishedSettings(IntakeSettings):
     dir: str
     splits: dict[str, list[str]]
 
-    def __post_init__(self) -> None:
-        self.check(self.dir)
+    def check(self) -> None:
+        self.check_folder(self.dir)
         for split in ("train", "dev"):
             if split not in self.splits:
                 raise SettingsError(
@@ -300,11 +286,11 @@ class PublishedSettings(IntakeSettings):
 
 
 @dataclass(kw_only=True, slots=True)
-class CorpusSettings:
+class CorpusSettings(Checked):
     """The source of recordings: exactly one of the kinds."""
 
-    seed: int
-    speeds: list[float]
+    seed: Natural
+    speeds: list[Annotated[float, between(0.5, 2.0)]]
     speed_speakers: bool
     digits: DigitsSettings | None = None
     commands: CommandsSettings | None = None
@@ -312,8 +298,7 @@ class CorpusSettings:
     published: PublishedSettings | None = None
     volumes: list[float] | None = field(default=None, metadata={LEFT_OUT: True})
 
-    def __post_init__(self) -> None:
-        not_negative(seed=self.seed)
+    def check(self) -> None:
         kinds = [self.digits, self.commands, self.folder, self.published]
         if sum(kind is not None for kind in kinds) != 1:
             raise SettingsError(
@@ -325,8 +310,6 @@ class CorpusSettings:
                 f"{at('volumes')} is {self.volumes}; it must be the smallest and the largest "
                 "factor, from above 0 to 100"
             )
-        for speed in self.speeds:
-            within(0.5, 2.0, speeds=speed)
         if 1.0 not in self.speeds or len(set(self.speeds)) < len(self.speeds):
             raise SettingsError(
                 f"{at('speeds')} is {self.speeds}; it must hold 1.0, and no speed twice"

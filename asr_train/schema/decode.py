@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field, fields
 
-from asr_train.schema.fields import SettingsError, at, not_negative, positive, within
+from asr_train.schema.fields import SettingsError, at
+from asr_train.schema.limits import Checked, Positive, not_negative, positive, within
 
 
 def check_width(beam: float, max_active: int, lattice_beam: float, nbest: int) -> None:
@@ -13,25 +14,25 @@ def check_width(beam: float, max_active: int, lattice_beam: float, nbest: int) -
 
 
 @dataclass(kw_only=True, slots=True)
-class DecodeSettings:
+class DecodeSettings(Checked):
     """Search settings; the lists are searched on DEV, one after the other, and extended if the best
     value is at their end (`decode.tune`)."""
 
     beam: float
     max_active: int
-    acoustic_scales: list[float]
+    acoustic_scales: list[Positive]
     insertion_penalties: list[float]
-    lm_weights: list[float]
+    lm_weights: list[Positive]
     minimise: bool
     transition_scale: float = 1.0
     self_loop_scale: float = 0.1
     nbest: int
     lattice_beam: float
-    rescore_lm_weights: list[float]
+    rescore_lm_weights: list[Positive]
     rescore_penalties: list[float]
     rescore_mbr: list[bool] = field(default_factory=lambda: [False])
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_width(self.beam, self.max_active, self.lattice_beam, self.nbest)
         if self.transition_scale != 1:
             raise SettingsError(
@@ -46,6 +47,3 @@ class DecodeSettings:
         for f in fields(self):
             if getattr(self, f.name) == []:
                 raise SettingsError(f"{at(f.name)} is empty; it needs at least one value")
-        for name in ("acoustic_scales", "lm_weights", "rescore_lm_weights"):
-            for value in getattr(self, name):
-                positive(**{name: value})

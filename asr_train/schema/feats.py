@@ -2,30 +2,27 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
 from asr_train.frames import is_whole, most_mels, whole_rate
-from asr_train.schema.fields import SettingsError, at, here, not_negative, positive, within
+from asr_train.schema.fields import SettingsError, at, here
+from asr_train.schema.limits import Checked, Count, NotNegative, Positive, Share, between
 
 
 @dataclass(kw_only=True, slots=True)
-class FeatsSettings:
+class FeatsSettings(Checked):
     """Log-mel filter banks as in `torchaudio.compliance.kaldi.fbank`."""
 
-    sample_rate: int
-    num_mels: int
-    window_seconds: float
-    shift_seconds: float
+    sample_rate: Annotated[int, between(4000, 192_000)]
+    num_mels: Count
+    window_seconds: Positive
+    shift_seconds: Positive
     low_hz: float
     high_hz: float
-    preemphasis: float
-    dither: float
+    preemphasis: Share
+    dither: NotNegative
 
-    def __post_init__(self) -> None:
-        within(4000, 192_000, sample_rate=self.sample_rate)
-        positive(num_mels=self.num_mels)
-        positive(window_seconds=self.window_seconds, shift_seconds=self.shift_seconds)
-        within(0, 1, preemphasis=self.preemphasis)
-        not_negative(dither=self.dither)
+    def check(self) -> None:
         if not is_whole(self.shift_seconds, self.sample_rate):
             rate = whole_rate(self.sample_rate, self.shift_seconds)
             raise SettingsError(

@@ -2,35 +2,32 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
 from asr_train.schema.feats import NormSettings
-from asr_train.schema.fields import SettingsError, at, here, not_negative, positive, within
+from asr_train.schema.fields import SettingsError, at, here
+from asr_train.schema.limits import Checked, Count, Natural, NotNegative, Positive, Share, between
+
+Floor = Annotated[float, between(1e-6, 1)]  # frames may be equal
 
 
 @dataclass(kw_only=True, slots=True)
-class FrontSettings:
+class FrontSettings(Checked):
     """Features for Gaussians, computed from the stored log-mel; see `align.front`."""
 
-    num_ceps: int
-    deltas: int
+    num_ceps: Natural
+    deltas: Annotated[int, between(0, 2)]
     norm: NormSettings
-    splice: int = 0
-
-    def __post_init__(self) -> None:
-        within(0, 2, deltas=self.deltas)
-        not_negative(num_ceps=self.num_ceps, splice=self.splice)
+    splice: Natural = 0
 
 
 @dataclass(kw_only=True, slots=True)
-class FlatSettings:
+class FlatSettings(Checked):
     """Baum-Welch re-estimations from Gaussians that are all alike; see `align.flat`."""
 
-    utterances: int
-    seconds: float
-    passes: int
-
-    def __post_init__(self) -> None:
-        positive(utterances=self.utterances, passes=self.passes, seconds=self.seconds)
+    utterances: Count
+    seconds: Positive
+    passes: Count
 
 
 class QuestionStates(Enum):
@@ -41,21 +38,18 @@ class QuestionStates(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class TreeSettings:
+class TreeSettings(Checked):
     """How triphone states are tied; see `align.tree`."""
 
-    leaves: int
-    min_count: float
-    min_gain: float
-    variance_floor: float
+    leaves: Count
+    min_count: Positive
+    min_gain: NotNegative
+    variance_floor: Floor
     question_states: QuestionStates
     share: list[list[str]]
     merge: bool
 
-    def __post_init__(self) -> None:
-        positive(leaves=self.leaves, min_count=self.min_count)
-        within(1e-6, 1, variance_floor=self.variance_floor)
-        not_negative(min_gain=self.min_gain)
+    def check(self) -> None:
         named = [phone for group in self.share for phone in group]
         for phone in named:
             if named.count(phone) > 1:
@@ -63,36 +57,25 @@ class TreeSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class LdaSettings:
+class LdaSettings(Checked):
     """A projection of spliced frames that separates states; see `align.transforms`."""
 
-    dims: int
+    dims: Count
     silence: bool
-    mllt_passes: list[int]
-
-    def __post_init__(self) -> None:
-        positive(dims=self.dims)
-        for number in self.mllt_passes:
-            positive(mllt_passes=number)
+    mllt_passes: list[Count]
 
 
 @dataclass(kw_only=True, slots=True)
-class FmllrSettings:
+class FmllrSettings(Checked):
     """Frames adapted by an affine transform per speaker; see `align.adapt`."""
 
-    passes: list[int]
-    min_frames: float
-    silence_weight: float
-
-    def __post_init__(self) -> None:
-        positive(min_frames=self.min_frames)
-        for number in self.passes:
-            positive(passes=number)
-        within(0, 1, silence_weight=self.silence_weight)
+    passes: list[Count]
+    min_frames: Positive
+    silence_weight: Share
 
 
 @dataclass(kw_only=True, slots=True)
-class GmmSettings:
+class GmmSettings(Checked):
     """A system of Gaussian mixtures, trained from a flat start or from the previous one."""
 
     front: FrontSettings | None
@@ -100,22 +83,16 @@ class GmmSettings:
     tree: TreeSettings | None = None  # ties triphone states; null: those of the previous one
     lda: LdaSettings | None = None
     fmllr: FmllrSettings | None = None  # null: no speaker adaptation
-    passes: int
-    gaussians: int
-    grown_by: float
-    realign_first: int
-    realign_every: int
-    power: float
-    min_count: float
-    variance_floor: float
+    passes: Count
+    gaussians: Count
+    grown_by: Annotated[float, between(0.05, 1)]
+    realign_first: Natural
+    realign_every: Count
+    power: Share
+    min_count: Positive
+    variance_floor: Floor
 
-    def __post_init__(self) -> None:
-        within(0.05, 1, grown_by=self.grown_by)
-        within(0, 1, power=self.power)
-        within(1e-6, 1, variance_floor=self.variance_floor)  # frames may be equal
-        positive(passes=self.passes, gaussians=self.gaussians, min_count=self.min_count)
-        positive(realign_every=self.realign_every)
-        not_negative(realign_first=self.realign_first)
+    def check(self) -> None:
         later = (self.tree, self.lda, self.fmllr)
         if self.flat is not None and (self.front is None or any(s is not None for s in later)):
             raise SettingsError(
@@ -134,17 +111,15 @@ class GmmSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class AliSettings:
+class AliSettings(Checked):
     """The alignment of transcripts, in training and afterwards."""
 
-    beam: float
+    beam: Positive
     retry_beam: float
-    acoustic_scale: float
-    max_lost_share: float
+    acoustic_scale: Positive
+    max_lost_share: Share
 
-    def __post_init__(self) -> None:
-        positive(beam=self.beam, acoustic_scale=self.acoustic_scale)
-        within(0, 1, max_lost_share=self.max_lost_share)
+    def check(self) -> None:
         if self.retry_beam < self.beam:
             raise SettingsError(
                 f"{at('retry_beam')} is {self.retry_beam}, below {at('beam')} {self.beam}; "

@@ -1,9 +1,13 @@
 """Pronunciations and grammar: conf/lang."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
 
-from asr_train.schema.fields import LEFT_OUT, SettingsError, at, positive, within
+from asr_train.schema.fields import LEFT_OUT, SettingsError, at
+from asr_train.schema.limits import Checked, Count, Positive, between
+
+States = Annotated[int, between(1, 64)]
 
 
 class LexiconSource(Enum):
@@ -25,14 +29,14 @@ class Unknown(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class LexiconSettings:
+class LexiconSettings(Checked):
     source: LexiconSource
     file: str | None
     unknown: Unknown
-    max_variants: int
+    max_variants: Count
     schwa: bool
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if (self.source is LexiconSource.file) != (self.file is not None):
             raise SettingsError(
                 f"{at('source')} is {self.source.value} but {at('file')} is "
@@ -43,7 +47,6 @@ class LexiconSettings:
                 f"{at('unknown')} is espeak but {at('source')} is letters, whose phones "
                 "are not sounds; allowed with it: lose, refuse, noise"
             )
-        positive(max_variants=self.max_variants)
 
 
 class GrammarKind(Enum):
@@ -55,21 +58,19 @@ class GrammarKind(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class GrammarSettings:
+class GrammarSettings(Checked):
     kind: GrammarKind
     words: list[str]
-    min_words: int
-    max_words: int | None
+    min_words: Annotated[int, between(0, 1)]
+    max_words: Count | None
     file: str | None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if (self.kind is GrammarKind.arpa) != (self.file is not None):
             raise SettingsError(
                 f"{at('kind')} is {self.kind.value} but {at('file')} is {self.file!r}; "
                 "a file goes with kind=arpa, and only with it"
             )
-        within(0, 1, min_words=self.min_words)
-        positive(max_words=self.max_words)
         if self.kind is not GrammarKind.loop and (self.min_words, self.max_words) != (1, None):
             raise SettingsError(
                 f"{at('max_words')} is {self.max_words} and {at('min_words')} is {self.min_words}, "
@@ -84,27 +85,20 @@ class GrammarSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class PronprobsSettings:
+class PronprobsSettings(Checked):
     """Counts added to those of alignments; see `lang.pronprobs.learned`."""
 
-    pron_count: float
-    silence_count: float
-    factor_count: float
-
-    def __post_init__(self) -> None:
-        positive(**asdict(self))
+    pron_count: Positive
+    silence_count: Positive
+    factor_count: Positive
 
 
 @dataclass(kw_only=True, slots=True)
-class LangSettings:
+class LangSettings(Checked):
     lexicon: LexiconSettings
     grammar: GrammarSettings
-    silence_probability: float
-    phone_states: int
-    silence_states: int
+    silence_probability: Annotated[float, between(0.01, 0.99)]
+    phone_states: States
+    silence_states: States
     # For the runs in PRONPROBS; in a separate settings file
     pronprobs: PronprobsSettings | None = field(default=None, metadata={LEFT_OUT: True})
-
-    def __post_init__(self) -> None:
-        within(0.01, 0.99, silence_probability=self.silence_probability)
-        within(1, 64, phone_states=self.phone_states, silence_states=self.silence_states)

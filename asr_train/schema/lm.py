@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
-from asr_train.schema.fields import SettingsError, at, positive, within
+from asr_train.schema.fields import SettingsError, at
+from asr_train.schema.limits import Checked, Count, Share, between
 
 
 class Smoothing(Enum):
@@ -14,20 +16,18 @@ class Smoothing(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class NgramSettings:
+class NgramSettings(Checked):
     """An n-gram model; see `lang.ngram`."""
 
-    order: int
+    order: Annotated[int, between(1, 4)]
     smoothing: Smoothing = Smoothing.kneser_ney
     min_counts: list[int]
-    prune: float
+    prune: Share
     file: str | None = None  # an ARPA file, plain or .gz, instead of training
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.file == "":
             raise SettingsError(f"{at('file')} is empty; it must name an ARPA file, or be null")
-        within(1, 4, order=self.order)
-        within(0, 1, prune=self.prune)
         counts = self.min_counts
         if len(counts) != self.order or counts[0] != 1 or counts != sorted(counts):
             raise SettingsError(
@@ -37,31 +37,28 @@ class NgramSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class BigramSettings:
+class BigramSettings(Checked):
     """A Witten-Bell bigram, as used for measurements with Kaldi; see `scripts/bigram.py`."""
 
     text: list[str]
-    vocabulary: int | None
+    vocabulary: Count | None
     without_eval: bool
-
-    def __post_init__(self) -> None:
-        positive(vocabulary=self.vocabulary)
 
 
 @dataclass(kw_only=True, slots=True)
-class LmSettings:
+class LmSettings(Checked):
     """Language models of open text; without any, the grammar is a loop or a file."""
 
     text: list[str]
     transcripts: bool
     mix: bool
-    vocabulary: int | None
+    vocabulary: Count | None
     without_eval: bool
     small: NgramSettings | None
     big: NgramSettings | None
     bigram: BigramSettings | None = None  # for the runs in BIGRAM; in a separate settings file
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.small is None:
             if self.big is not None:
                 raise SettingsError(
@@ -79,4 +76,3 @@ class LmSettings:
                 f"{at('mix')} is true but {at('text')} is {self.text} and {at('transcripts')} is "
                 f"{str(self.transcripts).lower()}; a mixture needs both"
             )
-        positive(vocabulary=self.vocabulary)

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Annotated
 
-from asr_train.schema.fields import SettingsError, at, here, not_negative, positive, within
+from asr_train.schema.fields import SettingsError, at, here
+from asr_train.schema.limits import Checked, Count, Natural, between, within
+
+Dropout = Annotated[float, between(0, 0.9)]
 
 
 class Nonlinearity(Enum):
@@ -12,42 +16,34 @@ class Nonlinearity(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class DnnSettings:
-    layers: int
-    width: int
+class DnnSettings(Checked):
+    layers: Count
+    width: Count
     nonlinearity: Nonlinearity
-    context_left: int
-    context_right: int
-    dropout: float = 0.0
+    context_left: Natural
+    context_right: Natural
+    dropout: Dropout = 0.0
     rank: int | None = None
 
-    def __post_init__(self) -> None:
-        positive(layers=self.layers, width=self.width)
+    def check(self) -> None:
         # From half the width on, two factors of a hidden layer are no smaller than the layer
         within(1, (self.width - 1) // 2 if self.layers > 1 else self.width - 1, rank=self.rank)
-        within(0, 0.9, dropout=self.dropout)
-        not_negative(context_left=self.context_left, context_right=self.context_right)
 
 
 @dataclass(kw_only=True, slots=True)
-class LstmSettings:
+class LstmSettings(Checked):
     """An LSTM over stacked frames; lengths are in kept frames, each of `stack` frames."""
 
-    layers: int
-    width: int
-    stack: int
-    subsample: int
-    delay: int
-    piece: int
-    warm: int
-    dropout: float = 0.0
+    layers: Count
+    width: Count
+    stack: Count
+    subsample: Count
+    delay: Annotated[int, between(0, 100)]
+    piece: Count
+    warm: Annotated[int, between(0, 10_000)]
+    dropout: Dropout = 0.0
 
-    def __post_init__(self) -> None:
-        within(0, 0.9, dropout=self.dropout)
-        positive(layers=self.layers, width=self.width, piece=self.piece)
-        positive(stack=self.stack, subsample=self.subsample)
-        within(0, 100, delay=self.delay)
-        within(0, 10_000, warm=self.warm)
+    def check(self) -> None:
         if self.dropout > 0 and self.layers == 1:
             raise SettingsError(
                 f"{at('dropout')} is {self.dropout} but {at('layers')} is 1; it applies between "
@@ -56,13 +52,13 @@ class LstmSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class ModelSettings:
+class ModelSettings(Checked):
     """Exactly one kind of network."""
 
     dnn: DnnSettings | None = None
     lstm: LstmSettings | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         given = [f.name for f in fields(self) if getattr(self, f.name) is not None]
         if len(given) != 1:
             kinds = ", ".join(f.name for f in fields(self))

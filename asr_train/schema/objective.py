@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
-from asr_train.schema.fields import SettingsError, at, not_negative, positive, within
+from asr_train.schema.fields import SettingsError, at
+from asr_train.schema.limits import Checked, Count, NotNegative, Positive, Share, between
 
 
 class Criterion(Enum):
@@ -14,36 +16,29 @@ class Criterion(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class LatticesSettings:
+class LatticesSettings(Checked):
     """The lattices that sequence training learns from; see `decode.lattices`."""
 
-    order: int
-    lattice_beam: float
-    arcs_per_frame: int
-
-    def __post_init__(self) -> None:
-        within(1, 2, order=self.order)
-        positive(lattice_beam=self.lattice_beam, arcs_per_frame=self.arcs_per_frame)
+    order: Annotated[int, between(1, 2)]
+    lattice_beam: Positive
+    arcs_per_frame: Count
 
 
 @dataclass(kw_only=True, slots=True)
-class ObjectiveSettings:
+class ObjectiveSettings(Checked):
     """Sequence training of a network that has learned by frame cross-entropy."""
 
     criterion: Criterion
-    boost: float
-    smoothing: float
+    boost: NotNegative
+    smoothing: Share
     count_silence: bool
-    rate: float
-    minibatch_frames: int
-    epochs: int
+    rate: Positive
+    minibatch_frames: Count
+    epochs: Count
 
-    def __post_init__(self) -> None:
-        not_negative(boost=self.boost)
+    def check(self) -> None:
         if self.boost > 0 and self.criterion is not Criterion.mmi:
             raise SettingsError(
                 f"{at('boost')} is {self.boost}, but {at('criterion')} is {self.criterion.value}; "
                 "only mmi is boosted: set it to 0"
             )
-        within(0, 1, smoothing=self.smoothing)
-        positive(rate=self.rate, minibatch_frames=self.minibatch_frames, epochs=self.epochs)

@@ -4,8 +4,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Annotated
 
-from asr_train.schema.fields import LEFT_OUT, SettingsError, at, not_negative, positive, within
+from asr_train.schema.fields import LEFT_OUT, SettingsError, at
+from asr_train.schema.limits import Checked, Count, Natural, NotNegative, Positive, Share, between
+
+SomeShare = Annotated[float, between(1e-6, 1)]
+Epochs = Annotated[float, between(1e-4, 1e4)]
 
 
 class Halving(Enum):
@@ -46,61 +51,46 @@ class AdagradPlace(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class AdagradSettings:
+class AdagradSettings(Checked):
     """Normalization of gradients; see `comm.optimizer`."""
 
     place: AdagradPlace
-    window_frames: float
-    floor: float
-
-    def __post_init__(self) -> None:
-        positive(window_frames=self.window_frames)
-        within(0, 1, floor=self.floor)
+    window_frames: Positive
+    floor: Share
 
 
 @dataclass(kw_only=True, slots=True)
-class PhaseSettings:
+class PhaseSettings(Checked):
     """A first part of training with other minibatches."""
 
-    until: float
-    minibatch_frames: int
-    workers: int | None = None
-
-    def __post_init__(self) -> None:
-        positive(until=self.until, minibatch_frames=self.minibatch_frames, workers=self.workers)
+    until: Positive
+    minibatch_frames: Count
+    workers: Count | None = None
 
 
 @dataclass(kw_only=True, slots=True)
-class PretrainSettings:
+class PretrainSettings(Checked):
     """Training by a single worker before the run, on a part of TRAIN; see `train.pretrain`."""
 
-    share: float
-    epochs: int
+    share: SomeShare
+    epochs: Count
     layer_by_layer: bool
-    rate: float | None = None
-    minibatch_frames: int | None = None
-
-    def __post_init__(self) -> None:
-        within(1e-6, 1, share=self.share)
-        positive(epochs=self.epochs, rate=self.rate, minibatch_frames=self.minibatch_frames)
+    rate: Positive | None = None
+    minibatch_frames: Count | None = None
 
 
 @dataclass(kw_only=True, slots=True)
-class AutoMinibatchSettings:
+class AutoMinibatchSettings(Checked):
     """The choice of the minibatch size by trial; see `train.control`."""
 
-    every: float
-    trial: float
+    every: Epochs
+    trial: SomeShare
     factors: list[float]
-    tolerance: float
-    least: int
-    most: int
+    tolerance: NotNegative
+    least: Count
+    most: Count
 
-    def __post_init__(self) -> None:
-        within(1e-4, 1e4, every=self.every)
-        within(1e-6, 1, trial=self.trial)
-        positive(least=self.least, most=self.most)
-        not_negative(tolerance=self.tolerance)
+    def check(self) -> None:
         if self.least > self.most:
             raise SettingsError(f"{at('least')} is {self.least}, above {at('most')} {self.most}")
         if 1.0 not in self.factors or min(self.factors) <= 0:
@@ -121,67 +111,57 @@ class AutoMinibatchSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class AutoRateSettings:
+class AutoRateSettings(Checked):
     """The control of the rate by held-out frame accuracy; see `train.control`."""
 
-    every: float
-    gain: float
-
-    def __post_init__(self) -> None:
-        within(1e-4, 1e4, every=self.every)
-        not_negative(gain=self.gain)
+    every: Epochs
+    gain: NotNegative
 
 
 @dataclass(kw_only=True, slots=True)
-class SpecAugmentSettings:
+class SpecAugmentSettings(Checked):
     """Masks of training samples; see `shards.masks`."""
 
-    freq_masks: int
-    freq_width: int
-    time_masks: int
-    time_width: int
-    time_share: float
-
-    def __post_init__(self) -> None:
-        not_negative(freq_masks=self.freq_masks, time_masks=self.time_masks)
-        positive(freq_width=self.freq_width, time_width=self.time_width)
-        within(0, 1, time_share=self.time_share)
+    freq_masks: Natural
+    freq_width: Count
+    time_masks: Natural
+    time_width: Count
+    time_share: Share
 
 
 @dataclass(kw_only=True, slots=True)
-class OptimSettings:
+class OptimSettings(Checked):
     """SGD on gradients summed over the frames of a minibatch, so that `rate` is per frame."""
 
-    rate: float
-    momentum: float
-    minibatch_frames: int
-    epochs: int
+    rate: Positive
+    momentum: Annotated[float, between(0, 0.999)]
+    minibatch_frames: Count
+    epochs: Count
     halving: Halving
-    hold_epochs: int
-    newbob_gain: float
+    hold_epochs: Natural
+    newbob_gain: Share
     pool_frames: int
-    checkpoint_steps: int
-    log_steps: int
-    keep_checkpoints: int
-    seed: int
+    checkpoint_steps: Count
+    log_steps: Count
+    keep_checkpoints: Count
+    seed: Annotated[int, between(0, 2**63 - 1)]
     min_rate: float = 0.0
-    max_norm: float | None = None
+    max_norm: Positive | None = None
     scaling: Scaling = Scaling.sum
-    warmup_epochs: float = 0.0
-    warmup_from: float | None = None
+    warmup_epochs: Annotated[float, between(0, 1e6)] = 0.0
+    warmup_from: Annotated[float, between(1e-9, 1)] | None = None
     phases: list[PhaseSettings] = field(default_factory=list)
     pretrain: PretrainSettings | None = None
     adagrad: AdagradSettings | None = None
     auto_minibatch: AutoMinibatchSettings | None = None
     auto_rate: AutoRateSettings | None = None
-    divisors: list[float] = field(default_factory=list)
-    share: float = 1.0
+    divisors: list[Positive] = field(default_factory=list)
+    share: SomeShare = 1.0
     keep_epochs: bool = False
     precision: Precision = field(default=Precision.fp32, metadata={LEFT_OUT: True})
     specaugment: SpecAugmentSettings | None = field(default=None, metadata={LEFT_OUT: True})
 
-    def __post_init__(self) -> None:
-        positive(rate=self.rate, minibatch_frames=self.minibatch_frames)
+    def check(self) -> None:
         if self.min_rate < 0 or self.min_rate > self.rate:
             raise SettingsError(
                 f"{at('min_rate')} is {self.min_rate}; it must lie in [0, {at('rate')} {self.rate}]"
@@ -191,17 +171,11 @@ class OptimSettings:
                 f"{at('min_rate')} is {self.min_rate}, but with {at('halving')}=listed rates are "
                 "given; leave it out"
             )
-        within(0, 1, newbob_gain=self.newbob_gain)
-        not_negative(hold_epochs=self.hold_epochs)
         if (self.halving is Halving.listed) != bool(self.divisors):
             raise SettingsError(
                 f"{at('divisors')} is {self.divisors} and {at('halving')} is {self.halving.value}; "
                 "a list of divisors, one per epoch, belongs to listed and to nothing else"
             )
-        for divisor in self.divisors:
-            positive(divisors=divisor)
-        within(0, 1e6, warmup_epochs=self.warmup_epochs)
-        within(1e-9, 1, warmup_from=self.warmup_from)
         if self.warmup_from is not None and self.warmup_epochs == 0:
             raise SettingsError(
                 f"{at('warmup_from')} is {self.warmup_from}, but has no effect, as "
@@ -216,12 +190,6 @@ class OptimSettings:
                     f"{at(name)} has minibatches of {size} frames, above {at('pool_frames')} "
                     f"{self.pool_frames}; a pool holds many minibatches"
                 )
-        positive(max_norm=self.max_norm)
-        positive(epochs=self.epochs, checkpoint_steps=self.checkpoint_steps)
-        positive(log_steps=self.log_steps, keep_checkpoints=self.keep_checkpoints)
-        within(0, 0.999, momentum=self.momentum)
-        within(1e-6, 1, share=self.share)
-        within(0, 2**63 - 1, seed=self.seed)
         auto = self.auto_minibatch
         if auto is not None and ends and ends[-1] > auto.every:
             raise SettingsError(

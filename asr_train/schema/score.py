@@ -3,8 +3,10 @@
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
 
-from asr_train.schema.fields import LEFT_OUT, SettingsError, at, not_negative, within
+from asr_train.schema.fields import LEFT_OUT, SettingsError, at
+from asr_train.schema.limits import Checked, Natural, between
 
 
 class NormaliserKind(Enum):
@@ -16,11 +18,11 @@ class NormaliserKind(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class NormaliserSettings:
+class NormaliserSettings(Checked):
     kind: NormaliserKind
     mapping: str | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.mapping is not None and self.kind is not NormaliserKind.english:
             raise SettingsError(
                 f"{at('kind')} is {self.kind.value} but {at('mapping')} is "
@@ -29,9 +31,9 @@ class NormaliserSettings:
 
 
 @dataclass(kw_only=True, slots=True)
-class ScoreSettings:
-    bootstrap: int
-    seed: int
+class ScoreSettings(Checked):
+    bootstrap: Annotated[int, between(100, 10_000_000)]
+    seed: Natural
     normaliser: NormaliserSettings
     speaker_groups: str | None = field(default=None, metadata={LEFT_OUT: True})
 
@@ -40,9 +42,7 @@ class ScoreSettings:
         """The settings on which intervals and comparisons depend, for score files and tables."""
         return {"bootstrap": self.bootstrap, "seed": self.seed}
 
-    def __post_init__(self) -> None:
-        within(100, 10_000_000, bootstrap=self.bootstrap)
-        not_negative(seed=self.seed)
+    def check(self) -> None:
         if self.speaker_groups is not None:
             try:
                 count = re.compile(self.speaker_groups).groups

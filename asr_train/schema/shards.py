@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from asr_train.schema.feats import NormSettings
-from asr_train.schema.fields import LEFT_OUT, positive
+from asr_train.schema.fields import LEFT_OUT
+from asr_train.schema.limits import Checked, Count
 
 
 class Inputs(Enum):
@@ -15,10 +16,7 @@ class Inputs(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class ShardsSettings:
-    utterances: int
+class ShardsSettings(Checked):
+    utterances: Count
     norm: NormSettings
     inputs: Inputs = field(default=Inputs.logmel, metadata={LEFT_OUT: True})
-
-    def __post_init__(self) -> None:
-        positive(utterances=self.utterances)
