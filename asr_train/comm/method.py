@@ -290,7 +290,7 @@ class ExchangeMethod:
             for worker in group.local:
                 where = worker - group.members[0], len(group)
                 counted = sent if worker == self.exchange.members[0] else Sent()
-                state: dict[str, Any] = {"sent": list(astuple(counted))}
+                state = {"sent": list(astuple(counted))}
                 for name, vector_P in owed.items():
                     own = hosted(len(vector_P), *where)
                     dealt_P = torch.zeros_like(vector_P, device=self.exchange.device)

@@ -128,8 +128,9 @@ def tally_rows(
         return gpu_sparse.tally_rows(grads_WP, residuals_WP, threshold, kept_WP, counts_P)
     from asr_train.kernels import compiled
 
-    arrays = (t.detach().numpy() for t in (*rows.values(), counts_P))
-    sent, finite = compiled.tally(*arrays, threshold)
+    vectors = grads_WP, residuals_WP, kept_WP, counts_P
+    grads, residuals, kept, counts = (v.detach().numpy() for v in vectors)
+    sent, finite = compiled.tally(grads, residuals, kept, counts, threshold)
     return torch.from_numpy(np.stack([sent, len(counts_P) - finite], 1))
 
 

@@ -4,7 +4,6 @@ model.json is written last and lists size and SHA-256 of model.pt: if it exists,
 complete. No tensor file can execute code (`weights_only`), and equal weights give equal bytes.
 """
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +185,8 @@ def _check_size(
     path: Path, settings: ModelSettings, num_mels: int, num_states: int, tensors: dict[str, Tensor]
 ) -> None:
     """Refuse settings of a far larger network before its memory is allocated."""
-    kinds = (getattr(settings, kind.name) for kind in fields(settings))
-    layers = max(getattr(kind, "layers", 0) for kind in kinds)  # of the one that is set
+    network = settings.dnn or settings.lstm
+    layers = 0 if network is None else network.layers
     held = sum(tensor.numel() for tensor in tensors.values())
     if layers > len(tensors):
         found, wanted = f"{layers} layers", f"{len(tensors)} tensors"

@@ -367,8 +367,11 @@ class Sequences(_Epoch):
             mask_BT[b, piece.warm : piece.columns] = True
         read = [samples[piece.sample] for piece in pieces]
         whole = all(p.frames == len(s.ali_T) for p, s in zip(pieces, read, strict=True))
+        device = self.plan.device
         return Batch(
-            *(_sent(array, self.plan.device) for array in (feats_BTF, ali_BT, mask_BT)),
+            _sent(feats_BTF, device),
+            _sent(ali_BT, device),
+            _sent(mask_BT, device),
             sum(piece.frames for piece in pieces),
             lattices_of(read) if whole else None,
         )

@@ -142,8 +142,8 @@ class Feed:
         return min([*later, self.num_steps])
 
     def _reader(self, phase: Phase, worker: int) -> FramePools | Sequences:
-        sizes = {"minibatch_frames": phase.minibatch_frames, "workers": phase.workers}
-        plan = replace(self._plan, worker=worker, **sizes)
+        frames, workers = phase.minibatch_frames, phase.workers
+        plan = replace(self._plan, minibatch_frames=frames, worker=worker, workers=workers)
         if isinstance(self._seen, Cut):
             return Sequences(phase.shards, self._seen, plan)
         return FramePools(phase.shards, self._seen, plan)

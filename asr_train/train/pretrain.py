@@ -79,8 +79,8 @@ def stages(run: RunSettings) -> Iterator[tuple[str, RunSettings]]:
     minibatch_frames = given.minibatch_frames or run.optim.minibatch_frames
     optim = run.optim.at_one_rate(rate, minibatch_frames, given.epochs)
     # Those without effect here are fixed, so that runs which differ in them share the networks
-    fixed = {"warmup_epochs": 0.0, "share": 1.0, "keep_epochs": False, "scaling": Scaling.sum}
-    optim = replace(optim, newbob_gain=0.0, **fixed)
+    optim = replace(optim, newbob_gain=0.0, warmup_epochs=0.0, share=1.0, keep_epochs=False)
+    optim = replace(optim, scaling=Scaling.sum)
     comm = CommSettings(method=Method.sgd)
     dnn = run.model.dnn
     if dnn is not None:

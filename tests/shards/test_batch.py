@@ -44,9 +44,13 @@ def settings(draw):
 
 
 def pools(shards, **changes):
+    return pools_of(shards(LENGTHS, 3), **changes)
+
+
+def pools_of(data, **changes):
     chosen = {**SETTINGS, **changes}
     windows = Windows(chosen.pop("context_left"), chosen.pop("context_right"))
-    return FramePools(shards(LENGTHS, 3), windows, Plan(**chosen))
+    return FramePools(data, windows, Plan(**chosen))
 
 
 def samples(shards, s):
@@ -170,7 +174,7 @@ def test_each_pool_is_mixed_in_its_own_way(shards):
     found = []
     for seed, epoch, worker in itertools.product((0, 1), repeat=3):
         places = {"seed": seed, "epoch": epoch, "worker": worker, "workers": 2}
-        times = [t for _, t in row(FramePools(data, **{**SETTINGS, "pool_frames": 30, **places}))]
+        times = [t for _, t in row(pools_of(data, pool_frames=30, **places))]
         found += [tuple(times[:30]), tuple(times[30:])]
     assert all(sorted(times) == list(range(30)) for times in found)
     assert len(set(found)) == len(found) == 16
@@ -195,7 +199,7 @@ def test_one_pool_is_in_memory_at_a_time(shards, monkeypatch):
 
     monkeypatch.setattr(data, "samples", noted)
     monkeypatch.setattr(asr_train.shards.batch, "_Pool", Noted)
-    for _ in FramePools(data, **SETTINGS):
+    for _ in pools_of(data):
         assert sum(one() is not None for one in read) <= 1  # the last that `noted` gave
     assert len(made) == 3
     assert not any(alive)
