@@ -430,6 +430,14 @@ def test_a_model_that_fell_at_the_end_is_not_kept_and_more_epochs_end_as_ever(
     assert run("short", [0.4, 0.52, 0.51]) == whole
 
 
+def test_a_check_due_within_the_last_step_does_not_take_place(splits, tmp_path):
+    """As in runs of the published tables, whose last steps may be more than 0.016 epochs."""
+    assert 1 / max(tiny.steps_of(splits[0])) > 0.05
+    auto = {"auto_minibatch": None, "auto_rate": {"every": 0.96, "gain": 0.05}}
+    trained(tmp_path / "run", splits, "gtc", epochs=1, **auto)
+    assert decisions(tmp_path / "run", "rate") == []
+
+
 def test_a_simulated_clock_does_not_run_back_when_a_model_is_reverted():
     bucket = Bucket(build_model(settings("gtc_async").model, 6, torch.zeros(4), torch.ones(4), 0))
     method = build(settings("gtc_async").comm, Loopback(range(3), CPU), len(bucket.weights_P))
