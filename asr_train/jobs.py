@@ -66,7 +66,8 @@ def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iter
 
 def progress_bar(what: str, total: int | None) -> Any:
     """Return a bar as shown by `progress`, which the caller advances by `update`."""
-    live = sys.stderr.isatty()
+    is_open = sys.stderr is not None
+    live = is_open and sys.stderr.isatty()
     # A line that wraps is not replaced by the next one; 0 columns: unknown
     columns = os.get_terminal_size(sys.stderr.fileno()).columns or 101 if live else 81
     tqdm.monitor_interval = 0  # no thread of its own: workers are forked
@@ -78,7 +79,7 @@ def progress_bar(what: str, total: int | None) -> Any:
         ncols=min(100, columns - 1),
         leave=live,
         delay=0 if live else 20,  # shorter work needs no line in a log
-        disable=not what,
+        disable=not (what and is_open),
         ascii=not live,
     )
 

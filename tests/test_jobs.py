@@ -371,6 +371,11 @@ def test_a_progress_bar_is_as_wide_as_the_terminal_at_most(columns, most):
     assert max(map(len, drawn)) == most
 
 
+def test_a_closed_standard_error_shows_no_progress():
+    with mock.patch.object(sys, "stderr", None):  # as Python does
+        assert list(progress(range(3), "bar", 3)) == [0, 1, 2]
+
+
 def test_debug_shows_the_traceback():
     _, said = stage("def stage(output): raise ValueError('odd')", DEBUG="1").communicate()
     assert said.startswith("Traceback")

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NoReturn
 
 from asr_train.jobs import WITHOUT_MAKE, cause, print_any_text, without_make
@@ -36,6 +37,7 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line; exit with its code."""
+    _fill_closed_streams()
     given = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(
         "asr-train",
@@ -49,14 +51,30 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         listed.add_parser(name, help=what, add_help=False)
     options = parser.parse_args(given[:1])
     if options.version:
-        from importlib.metadata import version
-
-        print(f"asr-train {version('asr-train')}")
-        sys.exit(0)
+        sys.exit(_told("--version", _print_version))
     if options.command is None:
         parser.print_help()
         sys.exit(2)
-    sys.exit(_run(options.command, given[1:]))
+    sys.exit(_told(options.command, partial(_run, options.command, given[1:])))
+
+
+def _fill_closed_streams() -> None:
+    """Open /dev/null in place of closed standard streams, whose numbers other files would take.
+
+    Only standard error is one to Python again: what is lost of the others is an error.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest number that is free
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", errors="backslashreplace")  # noqa: SIM115
+
+
+def _print_version() -> int:
+    from importlib.metadata import version
+
+    print(f"asr-train {version('asr-train')}")
+    return 0
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -67,12 +85,17 @@ def _run(name: str, arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.arguments(parser)
-    options = parser.parse_args(arguments)
+    code: int = module.run(parser.parse_args(arguments))
+    return code
+
+
+def _told(name: str, work: Callable[[], int]) -> int:
+    """Return the exit code of `work`; print a line if it fails."""
     print_any_text()
     try:
         if sys.stdout is None:
             raise OSError("standard output is closed; redirect it to a file or to /dev/null")
-        code: int = module.run(options)
+        code = work()
         print(end="", flush=True)  # here, so that an error of it is caught
         return code
     except KeyboardInterrupt:

@@ -327,6 +327,25 @@ def test_streams_that_are_closed_are_named(corpus, tmp_path, capsys, monkeypatch
         assert f"asr-train {call[0]}: standard {name} is closed; " in capsys.readouterr().err
 
 
+def test_a_closed_standard_error_loses_messages_only(corpus, tmp_path):
+    """Its number is no other file's: what is written to it would be in that file."""
+    good, out = next(corpus.rglob("ben.flac")), tmp_path / "out.txt"
+    call = [sys.executable, "-m", "asr_train", "decode", "digits", good, tmp_path / "none"]
+    shell = ["bash", "-c", '"$@" 2>&-', "bash", *call, "-o", out]
+    said = subprocess.run(shell, capture_output=True, check=False)
+    assert (said.returncode, said.stdout) == (1, b"")
+    assert out.read_text() == "ben SEVEN ONE\n"
+
+
+def test_a_version_that_cannot_be_written_is_an_error():
+    call = [sys.executable, "-m", "asr_train", "--version"]
+    with open("/dev/full", "w") as full:
+        said = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert said.returncode == 1
+    assert said.stderr.startswith("asr-train --version: the output: no space left on device; ")
+    assert said.stderr.count("\n") == 1
+
+
 def test_an_error_is_one_line(tmp_path, capsys):
     assert run("decode", tmp_path, "a.wav") == 1
     assert capsys.readouterr().err.count("\n") == 1
