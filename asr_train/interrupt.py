@@ -10,13 +10,20 @@ import sys
 
 from asr_train.places import ROOT
 
+WITHOUT_MAKE = "ASR_WITHOUT_MAKE"  # set in the environment of scripts that a command runs
+
 
 def stop(*_: object) -> None:
     """End at once: there is nothing to clean up, and libraries swallow exceptions as they load."""
     name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     if not launched():
-        os.write(2, f"{name}: interrupted; make resumes from here\n".encode())
+        os.write(2, f"{name}: {interrupted()}\n".encode())
     os._exit(1)
+
+
+def interrupted() -> str:
+    """Return what to say about Ctrl-C."""
+    return "interrupted" if WITHOUT_MAKE in os.environ else "interrupted; make resumes from here"
 
 
 def launched() -> bool:

@@ -220,14 +220,14 @@ def main(stage: Callable[..., str | None], usage: str) -> None:
             print(f"{summary}; {time.time() - start:.1f} s")
         _keep_times(name, paths, start)
     except KeyboardInterrupt:
-        sys.exit(1 if interrupt.launched() else f"{name}: interrupted; make resumes from here")
+        sys.exit(1 if interrupt.launched() else f"{name}: {interrupt.interrupted()}")
     except AssertionError:
         raise  # a bug in this project
     except Exception as error:
         if os.environ.get("DEBUG"):
             raise
         why = cause(error, paths[-1])
-        sys.exit(f"{name}: {without_make(why) if WITHOUT_MAKE in os.environ else why}")
+        sys.exit(f"{name}: {without_make(why) if interrupt.WITHOUT_MAKE in os.environ else why}")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # only Python's own shutdown is left
 
@@ -287,7 +287,6 @@ REMEDIES = {
     errno.EISDIR: f"name a file in its place, or {_OTHER}",
     errno.EEXIST: _OTHER,
 }
-WITHOUT_MAKE = "ASR_WITHOUT_MAKE"  # set in the environment of scripts that a command runs
 MADE = {  # files of a work folder -> the stage that makes them, and its output
     r"manifests/[^/]+$": ("manifests", r"\g<0>"),
     r"audio/([^/]+)/[^/]+$": ("manifests", r"manifests/\1.jsonl.gz"),

@@ -203,17 +203,26 @@ def test_workers_die_with_a_killed_parent():
     assert not any(map(lives, workers))
 
 
-def test_ctrl_c_ends_a_stage_at_once_with_one_line():
-    parent = stage(BUSY)
+MAKE_RESUMES = pytest.mark.parametrize(
+    "environment, resumes",
+    [({}, "; make resumes from here"), ({"ASR_WITHOUT_MAKE": "1"}, "")],
+    ids=["by make", "by a command"],
+)
+
+
+@MAKE_RESUMES
+def test_ctrl_c_ends_a_stage_at_once_with_one_line(environment, resumes):
+    parent = stage(BUSY, **environment)
     workers = [int(parent.stdout.readline()) for _ in range(2)]
     os.killpg(parent.pid, signal.SIGINT)
     _, said = parent.communicate(timeout=PATIENCE_SECONDS)
     assert parent.returncode == 1
-    assert said == "-c: interrupted; make resumes from here\n"
+    assert said == f"-c: interrupted{resumes}\n"
     assert not any(map(lives, workers))
 
 
-def test_ctrl_c_ends_a_script_that_still_imports_with_one_line(tmp_path):
+@MAKE_RESUMES
+def test_ctrl_c_ends_a_script_that_still_imports_with_one_line(tmp_path, environment, resumes):
     """torch is replaced by a module whose import never ends."""
     (tmp_path / "torch.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(900)")
     script = subprocess.Popen(
@@ -221,12 +230,12 @@ def test_ctrl_c_ends_a_script_that_still_imports_with_one_line(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", **environment},
     )
     assert script.stdout.readline() == "loading\n"
     script.send_signal(signal.SIGINT)
     _, said = script.communicate(timeout=PATIENCE_SECONDS)
-    assert (script.returncode, said) == (1, "feats: interrupted; make resumes from here\n")
+    assert (script.returncode, said) == (1, f"feats: interrupted{resumes}\n")
 
 
 @pytest.mark.parametrize("script", STAGES, ids=lambda p: p.stem)

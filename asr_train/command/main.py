@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NoReturn
 
-from asr_train.jobs import WITHOUT_MAKE, cause, print_any_text, without_make
+from asr_train import interrupt
+from asr_train.jobs import cause, print_any_text, without_make
 from asr_train.places import ROOT
 
 COMMANDS = {
@@ -119,8 +120,22 @@ def _told(name: str, work: Callable[[], int]) -> int:
 def script(name: str, *arguments: str) -> int:
     """Run a script of scripts/ in a process of its own; return its exit code."""
     path = os.path.join(ROOT, "scripts", f"{name}.py")
-    env = {**os.environ, WITHOUT_MAKE: "1"}
-    return subprocess.run([sys.executable, path, *arguments], check=False, env=env).returncode
+    return called([sys.executable, path, *arguments], {**os.environ, interrupt.WITHOUT_MAKE: "1"})
+
+
+def called(words: list[str], env: dict[str, str]) -> int:
+    """Run a program; return its exit code, 128 and the signal's number if one ended it.
+
+    Ctrl-C reaches the program, too; it is waited for, because it may have to clean up.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # which a program that is started would inherit
+        signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        code = subprocess.run(words, check=False, env=env).returncode
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return code if code >= 0 else 128 - code
 
 
 def on_terminal(what: str) -> str:

@@ -15,11 +15,11 @@ import argparse
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from asr_train.choices import check_known
+from asr_train.command.main import called
 from asr_train.places import ROOT
 
 PATHS = (  # count from here
@@ -66,8 +66,7 @@ def run(options: argparse.Namespace) -> int:
         given.append(f"CORPUS_DIR={fetched}")
     command = [make, "--no-print-directory", "-C", str(folder / options.name)]
     env["ASR_CALL"] = "asr-train recipe"  # in the commands that are printed
-    words = [*command, f"PY={sys.executable}", *given]
-    return subprocess.run(words, check=False, env={**os.environ, **env}).returncode
+    return called([*command, f"PY={sys.executable}", *given], {**os.environ, **env})
 
 
 def _check_usable(what: str, path: Path, remedy: str) -> None:

@@ -1,5 +1,6 @@
 """asr-train decode and align: what they print and write, and the lines for what they cannot use."""
 
+import importlib
 import io
 import json
 import os
@@ -344,6 +345,15 @@ def test_a_version_that_cannot_be_written_is_an_error():
     assert said.returncode == 1
     assert said.stderr.startswith("asr-train --version: the output: no space left on device; ")
     assert said.stderr.count("\n") == 1
+
+
+def test_ctrl_c_while_a_command_loads_is_one_line(capsys, monkeypatch):
+    def load(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", load)
+    assert run("export", "digits", "x.onnx") == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "asr-train export: interrupted\n"
 
 
 def test_an_error_is_one_line(tmp_path, capsys):

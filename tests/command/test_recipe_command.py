@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -98,6 +99,28 @@ def test_recipe_calls_make_with_a_folder_here(tmp_path, capfd, monkeypatch):
     assert "did you mean 'digits'?" in capfd.readouterr().err
     assert run("recipe", "digits", "RUN=sgd") == 2
     assert "RUN is for `make bundle`; the networks to train are RUNS" in capfd.readouterr().err
+
+
+def test_ctrl_c_leaves_it_to_make_to_stop_its_stages(tmp_path):
+    """It was killed after a quarter of a second, and the stage went on."""
+    make = tmp_path / "make"
+    make.write_text(
+        "#!/bin/bash\ntrap 'sleep 1; echo stopped; exit 7' INT\necho up\n"
+        "for ((i = 0; i < 3000; i++)); do sleep 0.1; done\n"
+    )
+    make.chmod(0o755)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "asr_train", "recipe", "digits", f"W={tmp_path}/w"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    assert command.stdout.readline() == "up\n"
+    os.killpg(command.pid, signal.SIGINT)
+    assert command.communicate(timeout=300) == ("stopped\n", "")
+    assert command.returncode == 7
 
 
 def test_every_size_scale_and_corpus_has_a_folder_of_its_own(tmp_path, capsys, monkeypatch):
