@@ -11,7 +11,9 @@ TEST_DIRS ?=
 TEXT      ?=
 $(if $(filter file,$(origin LM_FILES)),,$(eval LM_FILES :=))
 DATA      := $(call from_root,$(CORPUS_DIR))
-ASR_CALL  ?=
+ifndef ASR_CALL# what calls make, if that is asr-train recipe; no variable of the user's
+ASR_CALL :=
+endif
 HOW       := $(if $(ASR_CALL),$(subst make fetch-,asr-train fetch ,$(GET)),$(GET))
 $(call one_word,DEV_DIR,$(DEV_DIR),name a link to it without one)
 $(foreach v,$(LM_FILES),$(call one_word,$v,$($v),name a link to it without one))

@@ -200,8 +200,12 @@ bundle: $(CURDIR)/README.md $W/exp/$(RUN:%-pronprobs=%)/model.json \
 	$Q$(PY) $S/bundle.py $(wordlist 1,3,$^) $(BUNDLED_LANG) $C/lexicon.yaml $(filter-out $(BUNDLED_LANG),$(wordlist 4,99,$^)) $(BUNDLE)
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+# All that stages write into a work folder. Where anything else is in it, nothing is removed.
+OURS := conf manifests audio lm lang(-bigram|-pronprobs|-weak)? feats ali shards exp tables report bundle log \
+  fold-.* folds\.(md|json) \.plan \.(tmp|old)\..*
 clean:
 	@[ -z "$$(ls -A $W 2>/dev/null)" ] || [ -e $W/conf/corpus.yaml ] || ls -d $W/fold-*/conf >/dev/null 2>&1 || { echo "$W contains no conf/corpus.yaml, so it is not a work folder; not removed" >&2; exit 1; }
+	@other=$$(ls -A $W 2>/dev/null | grep -vxE '$(subst $(space),|,$(OURS))' | head -n 1 || true); [ -z "$$other" ] || { echo "$W contains $$other, which no stage makes; nothing is removed: move it to another folder" >&2; exit 1; }
 	@$(PY) -c 'import sys; from asr_train.locks import at_work; \
 	  sys.exit("\n".join(f"{w}: {busy}; wait for it, or stop it" for w in sys.argv[1:] if (busy := at_work(w))) or None)' $W $W/fold-*
 	$(if $(shell [ -L $W ] && echo link),find -H $W -mindepth 1 -delete,rm -rf $W)

@@ -3,8 +3,8 @@
 NAME is a recipe or a paper (without it, they are listed); GOAL and VARIABLE=value are make's, and
 so are -n, -k and -jN. Results are in the folder NAME-work here (with SIZE=tiny NAME-work-tiny;
 SCALE and CORPUS are added likewise); W=path names another. A corpus in data/NAME here, as from
-`asr-train fetch NAME`, is taken where CORPUS_DIR names none. `asr-train recipe NAME help` lists
-goals and variables. It needs make and bash.
+`asr-train fetch NAME`, or where the recipe's README says, is taken where CORPUS_DIR names none.
+`asr-train recipe NAME help` lists goals and variables. It needs make and bash.
 
 example:
   asr-train recipe digits SIZE=tiny
@@ -53,17 +53,23 @@ def run(options: argparse.Namespace) -> int:
     env = dict(_from_here(f"{name}={os.environ[name]}").split("=", 1) for name in inherited)
     said = {name: os.environ[name] for name in apart if os.environ.get(name)}
     said |= env | dict(each.split("=", 1) for each in given if "=" in each)
+    if (work := said.get("W")) and Path.cwd().is_relative_to(Path(work).resolve()):
+        raise ValueError(
+            f"W is {work}, which is the current folder or has it inside; name a folder that holds "
+            "nothing else, which `clean` may remove, or leave W out"
+        )
     if "W" not in said:
         parts = [said[name] for name in APART if said.get(name)]
         given.append(f"W={Path.cwd() / '-'.join([options.name, 'work', *parts])}")
         _check_usable("this folder is", Path.cwd(), "call it in another, or with W=path")
     _check_usable("the package is in", Path(ROOT), "install it in another environment")
     corpus = said.get("CORPUS", options.name)
-    fetched, makefile = Path("data", corpus).absolute(), folder / corpus / "Makefile"
+    fetched, makefile = Path("data", corpus), folder / corpus / "Makefile"
     lines = makefile.read_text() if makefile.is_file() else ""
-    takes = "CORPUS_DIR" in lines and fetched.is_dir()  # others synthesise
-    if "CORPUS_DIR" not in said and (takes or f"CORPUS_DIR ?= data/{corpus}\n" in lines):
-        given.append(f"CORPUS_DIR={fetched}")
+    default = re.search(r"^CORPUS_DIR \?= *(\S*)$", lines, re.MULTILINE)  # others synthesise
+    near = default and (fetched if fetched.is_dir() else default[1])
+    if "CORPUS_DIR" not in said and near:
+        given.append(f"CORPUS_DIR={Path(near).absolute()}")
     command = [make, "--no-print-directory", "-C", str(folder / options.name)]
     env["ASR_CALL"] = "asr-train recipe"  # in the commands that are printed
     return called([*command, f"PY={sys.executable}", *given], {**os.environ, **env})

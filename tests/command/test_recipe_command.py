@@ -86,6 +86,11 @@ def test_recipe_calls_make_with_a_folder_here(tmp_path, capfd, monkeypatch):
     assert out.endswith(
         f"; next: asr-train recipe digits W={tmp_path}/digits-work-tiny SIZE=tiny\n"
     )
+    layouts.table(tmp_path / "own", {"ann": ["one"]})
+    assert run("recipe", "folder", "CORPUS_DIR=own", "status") == 0
+    assert capfd.readouterr().out.endswith(
+        f"; next: asr-train recipe folder W={tmp_path}/folder-work CORPUS_DIR={tmp_path}/own\n"
+    )
     assert run("recipe", "digits", "W=", "-n") == 2
     assert "W is ''; name a folder" in capfd.readouterr().err
     layouts.table(tmp_path / "people", {"ann": ["one"]})
@@ -99,6 +104,26 @@ def test_recipe_calls_make_with_a_folder_here(tmp_path, capfd, monkeypatch):
     assert "did you mean 'digits'?" in capfd.readouterr().err
     assert run("recipe", "digits", "RUN=sgd") == 2
     assert "RUN is for `make bundle`; the networks to train are RUNS" in capfd.readouterr().err
+
+
+def test_a_folder_with_other_things_is_not_removed(tmp_path, capfd, monkeypatch):
+    """What `conf` writes into a folder of the user's does not make all of it ours."""
+    here = tmp_path / "mine" / "here"
+    (here / "w" / "conf").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    for work in ".", "..", here, f"{here}/w/..":
+        assert run("recipe", "digits", f"W={work}", "clean") == 1
+        assert "which is the current folder or has it inside; " in capfd.readouterr().err
+    monkeypatch.setenv("W", "..")
+    assert run("recipe", "digits", "clean") == 1
+    monkeypatch.delenv("W")
+    for name in "conf/corpus.yaml", "lang-weak", "folds.md", ".tmp.x", "notes.txt":
+        (here / "w" / name).touch()
+    assert run("recipe", "digits", "W=w", "clean") == 2
+    assert f"{here}/w contains notes.txt, which no stage makes; nothing" in capfd.readouterr().err
+    (here / "w" / "notes.txt").unlink()
+    assert run("recipe", "digits", "W=w", "clean") == 0
+    assert not list(here.iterdir())
 
 
 def test_ctrl_c_leaves_it_to_make_to_stop_its_stages(tmp_path):
@@ -153,6 +178,9 @@ def test_every_size_scale_and_corpus_has_a_folder_of_its_own(tmp_path, capsys, m
     (tmp_path / "data/fsdd").rmdir()
     assert run("recipe", "fsdd") == 0
     assert f"CORPUS_DIR={tmp_path}/data/fsdd" in called[-1]  # it says what is missing there
+    for name, corpus in {"english": "data", "arctic": "data/cmu_arctic"}.items():
+        assert run("recipe", name) == 0
+        assert f"CORPUS_DIR={tmp_path}/{corpus}" in called[-1]  # not in the package
     monkeypatch.setattr(subprocess, "run", real)
     monkeypatch.setenv("CORPUS_DIR", "corpus")
     for name in "fsdd", "digits":  # what a recipe does not read does not stop it
