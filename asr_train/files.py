@@ -92,6 +92,24 @@ def replacing_folder(path: Path | str, is_ours: Callable[[Path], bool]) -> Itera
 
 
 @contextmanager
+def filling(folder: Path | str) -> Iterator[None]:
+    """Let a block that writes into a temporary folder name its place where that is full.
+
+    Raises:
+        OSError: then, in place of one that names the block's input, or no file.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(
+            f"{os.strerror(error.errno).lower()} in the temporary folder {Path(folder).parent}; "
+            "free some space there, or set TMPDIR to another folder"
+        ) from error
+
+
+@contextmanager
 def keeping_time(
     path: Path | str, content: Callable[[Path], Any] = Path.read_bytes
 ) -> Iterator[None]:

@@ -19,6 +19,7 @@ from asr_train.checks import check_positive, few
 from asr_train.data.features import Heard
 from asr_train.decode.posteriors import FIRST, load_scorer
 from asr_train.decode.scorer import known_states
+from asr_train.files import filling
 from asr_train.lang.arpa import MAX_ORDER, in_upper_case, write_arpa
 from asr_train.lang.g2p import Pronunciation
 from asr_train.lang.index import Lang, grammar_words
@@ -88,6 +89,7 @@ def change_grammar(
         FileNotFoundError: if a file is missing.
         ValueError: for a damaged file; for one of `words` without pronunciation; for a phone that
             the model does not have; without any word.
+        OSError: if the folder of temporary files is full; names it.
     """
     if acoustic_scale is not None:
         check_positive("the acoustic scale", acoustic_scale)
@@ -99,7 +101,8 @@ def change_grammar(
     with open_bundle(source) as opened, tempfile.TemporaryDirectory() as folder:
         scorer = load_scorer(opened.model, Heard(opened.feats, opened.frames), opened.lang)
         states = known_states(scorer)
-        lang = _language(opened, states, wanted, Path(folder) / "G.arpa")
+        with filling(folder):
+            lang = _language(opened, states, wanted, Path(folder) / "G.arpa")
         choice = replace(opened.choice, **given)
         first = opened.folder / FIRST
         old = opened.manifest

@@ -80,6 +80,7 @@ def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
     Raises:
         DamagedFileError: if the model is damaged.
         FileExistsError: if `path` is a folder with other files.
+        OSError: if the folder of temporary files is full, where a .tar is made; names it.
         ValueError: for the name of a compressed file.
     """
     path = Path(path)
@@ -91,7 +92,8 @@ def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
             return _write_parts(scratch, made)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        manifest = _write_parts(folder, made)
+        with files.filling(folder):
+            manifest = _write_parts(folder, made)
         with files.replacing(path) as scratch, tarfile.open(scratch, "w") as tar:
             for part in [MANIFEST, *(listed["path"] for listed in manifest["parts"])]:
                 member = tarfile.TarInfo(part)  # without times and owners
@@ -239,13 +241,16 @@ def open_bundle(name: Path | str) -> Iterator[Bundle]:
         DamagedFileError: for a missing or changed part, or a manifest that is no bundle's; gives
             both values.
         ValueError: for another version of the format.
+        OSError: if the folder of temporary files is full; names it.
     """
     path = found_bundle(name)
     if path.is_dir():
         yield _checked(path, path, {p: Region.of(path / p) for p in GRAPH if (path / p).exists()})
         return
     with tempfile.TemporaryDirectory(prefix="asr-train-") as folder:
-        yield _checked(Path(folder), path, _unpack(path, Path(folder)))
+        with files.filling(folder):
+            graph = _unpack(path, Path(folder))
+        yield _checked(Path(folder), path, graph)
 
 
 def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:

@@ -12,7 +12,7 @@ from typing import Any
 import kaldifst
 import numpy as np
 
-from asr_train.files import Region
+from asr_train.files import Region, filling
 
 # OpenFst's ConstFst on disk
 COUNTS = ("first", "arcs", "iepsilons", "oepsilons")
@@ -149,10 +149,14 @@ def to_fst(content: bytes | memoryview) -> Any:
     """Read a ConstFst file's content as kaldifst's transducer for search, which copies it.
 
     It takes half the memory of one that can be modified, and is searched faster.
+
+    Raises:
+        OSError: if there is no space for it in the folder of temporary files.
     """
     with tempfile.TemporaryDirectory(prefix="asr-train-") as folder:
         path = Path(folder) / "fst"
-        path.write_bytes(content)
+        with filling(folder):
+            path.write_bytes(content)
         return kaldifst.StdConstFst.read(str(path))
 
 

@@ -1,7 +1,9 @@
 """A bundle opens only as it was written; equal contents give equal bytes."""
 
 import json
+import resource
 import tarfile
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from spoken import RATE, said
 
 from asr_train import Recogniser
 from asr_train.bundle import store
+from asr_train.bundle.grammar import Wanted, change_grammar
 from asr_train.bundle.store import MANIFEST, SHIPPED, open_bundle
 from asr_train.files import (
     DamagedFileError,
@@ -20,7 +23,7 @@ from asr_train.files import (
     read_json,
     replacing,
 )
-from asr_train.search.arrays import check_const, view_const
+from asr_train.search.arrays import check_const, to_fst, view_const
 from asr_train.search.lattice import Lattices, ordered, view_ordered, write_ordered
 
 MEGABYTES = {"digits": 3, "english": 8}  # of the shipped bundles, at most
@@ -50,6 +53,23 @@ def test_the_shipped_bundles_are_small_and_say_what_they_are(name, credits):
     assert any(line.startswith("%WER ") and line.endswith("test") for line in about["wer"])
     assert credits in about["data_licence"]
     assert {"asr_train", "torch", "python"} <= about["versions"].keys()
+
+
+def test_a_full_temporary_folder_is_named(folder, tmp_path, monkeypatch):
+    """Not the output, nor an input that was being copied there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    full = rf"file too large in the temporary folder {tmp_path}; .* set TMPDIR to another folder"
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, most))
+        with pytest.raises(OSError, match=full), open_bundle(DIGITS):
+            pass
+        with pytest.raises(OSError, match=full):
+            change_grammar(folder, tmp_path / "one.tar", Wanted(words=["ONE"]))
+        with pytest.raises(OSError, match=full):
+            to_fst(bytes(60_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
 
 
 def test_a_folder_opens_as_the_tar_does(folder):
