@@ -256,6 +256,11 @@ def cause(error: Exception, output: str) -> str:
     if text and isinstance(error, (ValueError, OSError, ImportError)):
         return text  # caused by data, settings or users
     if text.startswith("cannot cache function"):  # numba
+        if given := os.environ.get("NUMBA_CACHE_DIR"):
+            return (
+                f"NUMBA_CACHE_DIR is {given}, where compiled code is kept, but that cannot be "
+                f"written to, nor can {ROOT} or ~/.cache; make it writable, or name another folder"
+            )
         return (
             f"neither {ROOT} nor ~/.cache can be written to, where compiled code is kept; set the "
             "environment variable NUMBA_CACHE_DIR to a folder that can"

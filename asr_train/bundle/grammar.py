@@ -41,7 +41,8 @@ class Wanted:
         text: files, plain or .gz; punctuation is removed.
         order, prune: of the n-gram model of `text`; n-grams whose removal raises perplexity by a
             smaller share are removed.
-        min_words, max_words: of a sequence of `words`; 0: silence gives none; None: no limit.
+        min_words: of a sequence of `words`: 1, or 0, with which silence gives none.
+        max_words: of it, 1 or more; None: no limit.
         lexicon: file with pronunciations, lines of `WORD PHONE PHONE ...`.
     """
 

@@ -38,10 +38,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-words",
         type=int,
+        choices=[0, 1],
         default=1,
         help="fewest words in a sequence of --words (1); 0: a recording may have none",
     )
-    parser.add_argument("--max-words", type=int, help="most (default: any number)")
+    parser.add_argument(
+        "--max-words", type=int, help="most words in it, 1 or more (default: any number)"
+    )
     parser.add_argument("--acoustic-scale", type=float, help="default: the bundle's")
     parser.add_argument(
         "--insertion-penalty", type=float, help="cost per word in nats; default: the bundle's"

@@ -26,7 +26,7 @@ from asr_train.files import read_lines, write_text
 from asr_train.frames import UNKNOWN_SAMPLES
 
 OVERSHOOT_SECONDS = 0.5  # of a segment past the recording's end, as in Kaldi's extract-segments
-OURS = ".asr_train"  # marks a folder that may be written again
+OURS = ".asr_train"  # marks a folder that may be written again; of an import, names its lists
 TRIMMED_SECONDS = 0.01  # by which the times of a text may differ from those of its cut
 WHOLE_SECONDS = 1e-4  # a cut that ends this near to its recording's end includes it
 
@@ -323,7 +323,7 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
 
     Recordings stay in place and are named by absolute paths; segments, and channels that are
     named, become `start_seconds` and `channel`. `speakers.NAME` lists the speakers of each data
-    folder, with NAME its last part.
+    folder, with NAME its last part; lists of an earlier import's other data folders are removed.
 
     Returns:
         Lines to print.
@@ -372,9 +372,14 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
                 "folders apart, give other names in one utt2spk"
             )
         heard.update(speakers)
-    write_text(folder / OURS, "")
-    for name, speakers in listed.items():
-        write_text(folder / f"speakers.{name}", "".join(f"{speaker}\n" for speaker in speakers))
+    lists = {f"speakers.{name}": speakers for name, speakers in listed.items()}
+    earlier = read_lines(folder / OURS) if (folder / OURS).exists() else []
+    for path in folder.glob("speakers.*"):
+        if path.name in earlier and path.name not in lists:  # other lists may be the user's
+            path.unlink()
+    write_text(folder / OURS, "".join(f"{name}\n" for name in lists))
+    for name, speakers in lists.items():
+        write_text(folder / name, "".join(f"{speaker}\n" for speaker in speakers))
     write_table(folder, rows, parts=True)
     return notes
 

@@ -347,6 +347,13 @@ def test_a_version_that_cannot_be_written_is_an_error():
     assert said.stderr.count("\n") == 1
 
 
+def test_how_many_words_there_may_be_is_in_the_help(tmp_path, capsys):
+    assert run("grammar", "--help") == 0
+    assert "--min-words {0,1}" in capsys.readouterr().out
+    assert run("grammar", "digits", tmp_path / "a.tar", "--words", "ONE", "--min-words", 2) == 2
+    assert "--min-words: invalid choice: 2 (choose from" in capsys.readouterr().err
+
+
 def test_ctrl_c_while_a_command_loads_is_one_line(capsys, monkeypatch):
     def load(name):
         raise KeyboardInterrupt

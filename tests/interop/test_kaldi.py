@@ -416,6 +416,18 @@ def test_a_table_that_was_not_imported_is_kept(tmp_path, cuts):
     assert (out / "utterances.tsv").read_text() == "mine"
 
 
+def test_an_import_leaves_no_list_of_a_data_folder_that_it_lacks(tmp_path, cuts):
+    datas = []
+    for name, part in ("a", cuts[:2]), ("b", cuts[2:]):
+        write_data_dir(part, tmp_path / name)
+        datas.append(read_data_dir(tmp_path / name))
+    write_folder(datas, tmp_path / "out")
+    (tmp_path / "out" / "speakers.mine").write_text("anna\n")
+    write_folder(datas[:1], tmp_path / "out")
+    lists = {path.name for path in (tmp_path / "out").glob("speakers.*")}
+    assert lists == {"speakers.a", "speakers.mine"}
+
+
 def test_a_path_with_a_tab_is_refused(tmp_path, cuts):
     write_data_dir(cuts[:1], tmp_path / "data")
     data = read_data_dir(tmp_path / "data")
