@@ -53,8 +53,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from asr_train.bundle.grammar import Wanted, change_grammar
-    from asr_train.checks import few
+    from asr_train.bundle.store import bundle_files
+    from asr_train.checks import few, keep_inputs
 
+    files = [str(path) for path in (options.arpa, options.lexicon, *options.text) if path]
+    keep_inputs(str(options.output), *bundle_files(options.bundle), *files)
     wanted = Wanted(**{each.name: getattr(options, each.name) for each in fields(Wanted)})
     manifest, lexicon = change_grammar(
         options.bundle, options.output, wanted, options.acoustic_scale, options.insertion_penalty

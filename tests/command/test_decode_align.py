@@ -262,6 +262,17 @@ def test_an_output_does_not_replace_a_part_of_a_bundle(corpus, tmp_path, capsys)
         assert (folder / part).read_bytes() == before
 
 
+def test_a_bundle_for_other_words_does_not_replace_what_it_is_made_of(tmp_path, capsys):
+    bundle, text = tmp_path / "my.tar", tmp_path / "orders.tar"
+    shutil.copy(SHIPPED / "digits.tar", bundle)
+    text.write_text("ONE TWO\n")
+    for output in bundle, text:
+        before = output.read_bytes()
+        assert run("grammar", bundle, output, "--text", text) == 1
+        assert f"{output} would replace an input; name another" in capsys.readouterr().err
+        assert output.read_bytes() == before
+
+
 def test_names_need_not_be_utf_8(corpus, tmp_path, capsys):
     path = tmp_path / os.fsdecode(b"a\xe9.flac")
     path.write_bytes(next(corpus.rglob("ben.flac")).read_bytes())
