@@ -17,10 +17,11 @@ from typing import Any
 
 import yaml
 
-from asr_train.schema import Config
+from asr_train.schema import Config, limits
 
 KINDS = {int: "integer", float: "number", bool: "true or false", str: "string"}
 PLURALS = {int: "integers", float: "numbers", str: "strings"}
+UNIONS = types.UnionType, typing.Union
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,13 @@ class Setting:
     name: str
     hint: Any
     default: Any  # MISSING: none in the schema
+    limits: str  # of its numbers; empty: none
 
     @property
     def inner(self) -> Any:
         """The type without null."""
         given = [a for a in typing.get_args(self.hint) if a is not type(None)]
-        return given[0] if isinstance(self.hint, types.UnionType) else self.hint
+        return given[0] if typing.get_origin(self.hint) in UNIONS else self.hint
 
     @property
     def is_group(self) -> bool:
@@ -46,13 +48,14 @@ class Setting:
 
 def settings(owner: type = Config, path: str = "") -> Iterator[Setting]:
     """Yield all settings below a class of the schema, groups before what they hold."""
-    hints = typing.get_type_hints(owner)
+    hints, limited = (typing.get_type_hints(owner, include_extras=e) for e in (False, True))
     for field in fields(owner):
         default = field.default
         if field.default_factory is not MISSING:
             default = field.default_factory()
         dotted = f"{path}.{field.name}" if path else field.name
-        setting = Setting(dotted, owner, field.name, hints[field.name], default)
+        words = ", ".join(_limits(limited[field.name]))
+        setting = Setting(dotted, owner, field.name, hints[field.name], default, words)
         inner = setting.inner
         if typing.get_origin(inner) is dict and is_dataclass(typing.get_args(inner)[1]):
             dotted, inner = f"{dotted}.NAME", typing.get_args(inner)[1]
@@ -174,6 +177,7 @@ def _section(group: Group) -> str:
         if setting.is_group and not meaning:
             continue
         rows += ["", f"```{{confval}} {setting.path}", f":type: {_type(setting.inner)}"]
+        rows[-1] += f", {setting.limits}" * bool(setting.limits)
         if setting.hint is not setting.inner:
             rows[-1] += ", or null"
         if not setting.is_group and (values := _values(setting, group)):
@@ -197,10 +201,11 @@ def _meanings(name: str, inside: Iterable[Setting], files: Iterable[File]) -> di
 
 
 def _in_schema(setting: Setting) -> str:
-    """Return the comment beside a field in the schema; of a group, its class's first line."""
-    line = re.search(rf"^    {setting.name}: [^#\n]*# (.*)$", _source(setting.owner), re.MULTILINE)
-    if line is not None:
-        return line[1]
+    """Return the comment beside or above a field; of a group, its class's first line."""
+    comment, source = r"(?:\n    # (.*))?", _source(setting.owner)
+    line = re.search(rf"{comment}\n    {setting.name}: [^#\n]*(?:# (.*))?\n", source)
+    if line is not None and (about := line[2] or line[1]):
+        return about
     if setting.is_group or (isinstance(setting.inner, type) and issubclass(setting.inner, Enum)):
         about = inspect.getdoc(setting.inner) or ""
         return "" if about.startswith(f"{setting.inner.__name__}(") else about.split("\n\n")[0]
@@ -209,6 +214,23 @@ def _in_schema(setting: Setting) -> str:
 
 def _source(owner: type) -> str:
     return "\n".join(inspect.getsource(c) for c in owner.__mro__ if is_dataclass(c))
+
+
+def _limits(hint: Any) -> list[str]:
+    """Return what the annotations of a field say of its numbers."""
+    own = [_limit(each) for each in getattr(hint, "__metadata__", ())]
+    if own:
+        hint = hint.__origin__
+    return own + [words for inner in typing.get_args(hint) for words in _limits(inner)]
+
+
+def _limit(check: Any) -> str:
+    words = {limits.positive: "above 0", limits.not_negative: "0 or more"}
+    words[limits.interval] = "the lowest and the highest"
+    if check in words:
+        return words[check]
+    low, high = check.args  # of limits.between
+    return f"{low:g} to {high:g}"
 
 
 def _type(hint: Any) -> str:

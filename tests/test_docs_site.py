@@ -44,6 +44,20 @@ def test_printed_defaults_are_the_values_of_a_composed_run():
         assert plain(found) == yaml.safe_load(value), path
 
 
+@pytest.mark.parametrize(
+    "path, kind",
+    [
+        ("optim.rate", "number, above 0"),
+        ("decode.acoustic_scales", "list of numbers, above 0"),
+        ("model.dnn.dropout", "number, 0 to 0.9"),
+        ("comm.workers", "integer, above 0, or null"),
+        ("corpus.digits.snr_db", "list of numbers, the lowest and the highest"),
+    ],
+)
+def test_the_limits_of_numbers_are_printed(path, kind):
+    assert f"{{confval}} {path}\n:type: {kind}\n" in reference(ROOT / "conf")
+
+
 def test_settings_that_documents_set_exist():
     """`group.key=value`, anywhere in a page; in a mapping, such as the splits, any name may be."""
     known = {one.path: one.is_group for group in GROUPS for one in group.settings}

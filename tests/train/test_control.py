@@ -245,9 +245,9 @@ def test_updates_are_late_but_not_in_a_try(splits, tmp_path, monkeypatch, delaye
     seen = {loop: set(), control: set()}
 
     def watched(module, original):
-        def noted(model, next_batch, state):
+        def noted(model, next_batch, state, rate):
             seen[module].add((state.method.halves, state.method.owners.delays))
-            return original(model, next_batch, state)
+            return original(model, next_batch, state, rate)
 
         return noted
 
