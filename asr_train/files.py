@@ -92,11 +92,11 @@ def replacing_folder(path: Path | str, is_ours: Callable[[Path], bool]) -> Itera
 
 
 @contextmanager
-def filling(folder: Path | str) -> Iterator[None]:
-    """Let a block that writes into a temporary folder name its place where that is full.
+def naming_full_disk(folder: Path | str) -> Iterator[None]:
+    """Name the temporary folder in the error if its disk is full while the block writes there.
 
     Raises:
-        OSError: then, in place of one that names the block's input, or no file.
+        OSError: in place of the original one, which names an input, or no file.
     """
     try:
         yield

@@ -258,8 +258,8 @@ def cause(error: Exception, output: str) -> str:
     if text.startswith("cannot cache function"):  # numba
         if given := os.environ.get("NUMBA_CACHE_DIR"):
             return (
-                f"NUMBA_CACHE_DIR is {given}, where compiled code is kept, but that cannot be "
-                f"written to, nor can {ROOT} or ~/.cache; make it writable, or name another folder"
+                f"compiled code cannot be kept in NUMBA_CACHE_DIR, {given}, nor in {ROOT} or "
+                "~/.cache; make NUMBA_CACHE_DIR writable, or set it to another folder"
             )
         return (
             f"neither {ROOT} nor ~/.cache can be written to, where compiled code is kept; set the "

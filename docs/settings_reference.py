@@ -226,11 +226,15 @@ def _limits(hint: Any) -> list[str]:
 
 def _limit(check: Any) -> str:
     words = {limits.positive: "above 0", limits.not_negative: "0 or more"}
-    words[limits.interval] = "the lowest and the highest"
+    words[limits.interval] = "[lowest, highest]"
     if check in words:
         return words[check]
-    low, high = check.args  # of limits.between
-    return f"{low:g} to {high:g}"
+    return " to ".join(_number(limit) for limit in check.args)  # of limits.between
+
+
+def _number(value: float) -> str:
+    powers = {2**63: "2^63"}
+    return powers.get(value) or (f"{value:,}" if isinstance(value, int) else f"{value:g}")
 
 
 def _type(hint: Any) -> str:

@@ -11,7 +11,7 @@ TEST_DIRS ?=
 TEXT      ?=
 $(if $(filter file,$(origin LM_FILES)),,$(eval LM_FILES :=))
 DATA      := $(call from_root,$(CORPUS_DIR))
-ifndef ASR_CALL# what calls make, if that is asr-train recipe; no variable of the user's
+ifndef ASR_CALL# set by asr-train recipe; not by ?=, as those of the user
 ASR_CALL :=
 endif
 HOW       := $(if $(ASR_CALL),$(subst make fetch-,asr-train fetch ,$(GET)),$(GET))

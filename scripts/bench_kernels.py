@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -108,8 +107,14 @@ class Vectors:
 
 
 def referred(call: Callable[[], Any]) -> Any:
-    with mock.patch.dict(os.environ, {VARIABLE: "reference"}):
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "reference"
+    try:
         return call()
+    finally:
+        del os.environ[VARIABLE]
+        if before is not None:
+            os.environ[VARIABLE] = before
 
 
 def check(name: str, found: Tensor, wanted: Tensor, rounds: float = 0.0) -> None:

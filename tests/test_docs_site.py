@@ -51,7 +51,7 @@ def test_printed_defaults_are_the_values_of_a_composed_run():
         ("decode.acoustic_scales", "list of numbers, above 0"),
         ("model.dnn.dropout", "number, 0 to 0.9"),
         ("comm.workers", "integer, above 0, or null"),
-        ("corpus.digits.snr_db", "list of numbers, the lowest and the highest"),
+        ("corpus.digits.snr_db", "list of numbers, [lowest, highest]"),
     ],
 )
 def test_the_limits_of_numbers_are_printed(path, kind):

@@ -355,7 +355,7 @@ def test_where_compiled_code_cannot_be_kept_is_told(monkeypatch):
     error = RuntimeError("cannot cache function 'f': no locator")
     for given, says in (
         ("", f"neither {ROOT} nor ~/.cache can be written to"),
-        ("/no", "NUMBA_CACHE_DIR is /no, where compiled code is kept, but that cannot be written"),
+        ("/no", "compiled code cannot be kept in NUMBA_CACHE_DIR, /no, nor in"),
     ):
         monkeypatch.setenv("NUMBA_CACHE_DIR", given)
         assert asr_train.jobs.cause(error, "out").startswith(says)

@@ -19,7 +19,7 @@ from asr_train.checks import check_positive, few
 from asr_train.data.features import Heard
 from asr_train.decode.posteriors import FIRST, load_scorer
 from asr_train.decode.scorer import known_states
-from asr_train.files import filling
+from asr_train.files import naming_full_disk
 from asr_train.lang.arpa import MAX_ORDER, in_upper_case, write_arpa
 from asr_train.lang.g2p import Pronunciation
 from asr_train.lang.index import Lang, grammar_words
@@ -41,8 +41,8 @@ class Wanted:
         text: files, plain or .gz; punctuation is removed.
         order, prune: of the n-gram model of `text`; n-grams whose removal raises perplexity by a
             smaller share are removed.
-        min_words: of a sequence of `words`: 1, or 0, with which silence gives none.
-        max_words: of it, 1 or more; None: no limit.
+        min_words: fewest in a sequence of `words`: 1, or 0, so that silence has none.
+        max_words: most in it, 1 or more; None: no limit.
         lexicon: file with pronunciations, lines of `WORD PHONE PHONE ...`.
     """
 
@@ -102,7 +102,7 @@ def change_grammar(
     with open_bundle(source) as opened, tempfile.TemporaryDirectory() as folder:
         scorer = load_scorer(opened.model, Heard(opened.feats, opened.frames), opened.lang)
         states = known_states(scorer)
-        with filling(folder):
+        with naming_full_disk(folder):
             lang = _language(opened, states, wanted, Path(folder) / "G.arpa")
         choice = replace(opened.choice, **given)
         first = opened.folder / FIRST

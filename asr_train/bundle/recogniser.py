@@ -155,8 +155,10 @@ class Recogniser:
             ValueError: if the graph leads beyond its nodes, the states of the model or the words,
                 or in a circle.
         """
+        if self._searched is not None:
+            return self._searched
         with self._lock:
-            if self._searched is None:
+            if self._searched is None:  # no other thread was faster
                 fst, heights = self._mapped
                 check_const(fst, self._scorer.num_states, len(self._lang.lexicon.words))
                 graph = view_ordered(fst, heights)

@@ -92,7 +92,7 @@ def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
             return _write_parts(scratch, made)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with files.filling(folder):
+        with files.naming_full_disk(folder):
             manifest = _write_parts(folder, made)
         with files.replacing(path) as scratch, tarfile.open(scratch, "w") as tar:
             for part in [MANIFEST, *(listed["path"] for listed in manifest["parts"])]:
@@ -248,7 +248,7 @@ def open_bundle(name: Path | str) -> Iterator[Bundle]:
         yield _checked(path, path, {p: Region.of(path / p) for p in GRAPH if (path / p).exists()})
         return
     with tempfile.TemporaryDirectory(prefix="asr-train-") as folder:
-        with files.filling(folder):
+        with files.naming_full_disk(folder):
             graph = _unpack(path, Path(folder))
         yield _checked(Path(folder), path, graph)
 

@@ -444,7 +444,7 @@ class OneBitSgd(Reducer):
         frames: int = 0,
         flags: Flags = Flags.none,
     ) -> Tensor:
-        """Return a message that says what is due; None: the part is not finite."""
+        """Return a message with a header of what is `due`; None: the part is not finite."""
         device = self.exchange.device
         if quantised is None:
             payload_B = torch.zeros(due["payload_bytes"], dtype=torch.uint8, device=device)

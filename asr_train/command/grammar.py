@@ -43,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="fewest words in a sequence of --words (1); 0: a recording may have none",
     )
     parser.add_argument(
-        "--max-words", type=int, help="most words in it, 1 or more (default: any number)"
+        "--max-words", type=int, help="most words in a sequence, 1 or more (default: no limit)"
     )
     parser.add_argument("--acoustic-scale", type=float, help="default: the bundle's")
     parser.add_argument(

@@ -52,17 +52,17 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         listed.add_parser(name, help=what, add_help=False)
     options = parser.parse_args(given[:1])
     if options.version:
-        sys.exit(_told("--version", _print_version))
+        sys.exit(_exit_code("--version", _print_version))
     if options.command is None:
         parser.print_help()
         sys.exit(2)
-    sys.exit(_told(options.command, partial(_run, options.command, given[1:])))
+    sys.exit(_exit_code(options.command, partial(_run, options.command, given[1:])))
 
 
 def _fill_closed_streams() -> None:
-    """Open /dev/null in place of closed standard streams, whose numbers other files would take.
+    """Open /dev/null in place of closed standard streams, so that no file gets their descriptors.
 
-    Only standard error is one to Python again: what is lost of the others is an error.
+    Only sys.stderr is opened again: sys.stdin and sys.stdout stay None, and using them is an error.
     """
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest number that is free
         os.set_inheritable(opened, True)
@@ -90,7 +90,7 @@ def _run(name: str, arguments: list[str]) -> int:
     return code
 
 
-def _told(name: str, work: Callable[[], int]) -> int:
+def _exit_code(name: str, work: Callable[[], int]) -> int:
     """Return the exit code of `work`; print a line if it fails."""
     print_any_text()
     try:
@@ -120,11 +120,12 @@ def _told(name: str, work: Callable[[], int]) -> int:
 def script(name: str, *arguments: str) -> int:
     """Run a script of scripts/ in a process of its own; return its exit code."""
     path = os.path.join(ROOT, "scripts", f"{name}.py")
-    return called([sys.executable, path, *arguments], {**os.environ, interrupt.WITHOUT_MAKE: "1"})
+    env = {**os.environ, interrupt.WITHOUT_MAKE: "1"}
+    return run_program([sys.executable, path, *arguments], env)
 
 
-def called(words: list[str], env: dict[str, str]) -> int:
-    """Run a program; return its exit code, 128 and the signal's number if one ended it.
+def run_program(words: list[str], env: dict[str, str]) -> int:
+    """Run a program; return its exit code, or 128 + N if signal N ended it.
 
     Ctrl-C reaches the program, too; it is waited for, because it may have to clean up.
     """

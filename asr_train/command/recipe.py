@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from asr_train.choices import check_known
-from asr_train.command.main import called
+from asr_train.command.main import run_program
 from asr_train.places import ROOT
 
 PATHS = (  # count from here
@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
     said |= env | dict(each.split("=", 1) for each in given if "=" in each)
     if (work := said.get("W")) and Path.cwd().is_relative_to(Path(work).resolve()):
         raise ValueError(
-            f"W is {work}, which is the current folder or has it inside; name a folder that holds "
-            "nothing else, which `clean` may remove, or leave W out"
+            f"W is {work}, the current folder or one above it; name a folder that holds nothing "
+            "else, because `clean` removes it, or leave W out"
         )
     if "W" not in said:
         parts = [said[name] for name in APART if said.get(name)]
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         given.append(f"CORPUS_DIR={Path(near).absolute()}")
     command = [make, "--no-print-directory", "-C", str(folder / options.name)]
     env["ASR_CALL"] = "asr-train recipe"  # in the commands that are printed
-    return called([*command, f"PY={sys.executable}", *given], {**os.environ, **env})
+    return run_program([*command, f"PY={sys.executable}", *given], {**os.environ, **env})
 
 
 def _check_usable(what: str, path: Path, remedy: str) -> None:

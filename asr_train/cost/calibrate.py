@@ -251,7 +251,7 @@ SUB_BATCH_FIT = (256, 8192)  # frames; the rows of table 1 that T_sub is fitted 
 
 
 def sub_batch() -> Work:
-    """Return a step with one frame, by T_sub(n) of the 1-bit paper: `seconds(n)` with n on one GPU.
+    """Return a step of the 1-bit paper, T_sub(n), with one frame; `seconds(share=n)` has n frames.
 
     18.2 ms of it, passes over all parameters, are printed. The rest, n T_frm(n) = start + n frame,
     is fitted on SUB_BATCH_FIT of table 1. Activations between layers are the ICASSP paper's.

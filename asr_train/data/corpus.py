@@ -46,7 +46,7 @@ class PreparedSplit:
     notes: list[str] = field(default_factory=list)  # to print
     audio: list[Path] = field(default_factory=list)  # the user's recordings, which may change
     tables: list[Path] = field(default_factory=list)  # and the tables that name them
-    sought: list[Path] = field(default_factory=list)  # files not found, folders searched for more
+    watched: list[Path] = field(default_factory=list)  # missing files, and folders searched
 
     @property
     def dropped(self) -> int:
@@ -96,7 +96,7 @@ def _write(made: PreparedSplit, path: Path | str) -> None:
         )
     validate(CutSet.from_cuts(made.cuts))
     Path(path).unlink(missing_ok=True)  # or, if killed here, it would seem to be of what is listed
-    list_files([*made.audio, *made.tables, *made.sought], audio_table(path))
+    list_files([*made.audio, *made.tables, *made.watched], audio_table(path))
     write_jsonl(path, (cut.to_dict() for cut in made.cuts))
 
 

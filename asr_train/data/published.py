@@ -39,7 +39,7 @@ class Listed:
     rows: list[Row]
     remarks: list[Remark] = field(default_factory=list)  # on lost utterances
     tables: list[Path] = field(default_factory=list)  # the files of transcripts
-    sought: list[Path] = field(default_factory=list)  # files not found, folders searched
+    watched: list[Path] = field(default_factory=list)  # missing files, and folders searched
 
 
 def published(
@@ -71,7 +71,7 @@ def published(
     if split != "dev" or not shared:  # otherwise those of train would be listed twice
         made.remarks += [remark for part in listed for remark in part.remarks]
     made.tables += [path for part in listed for path in part.tables]
-    made.sought += [path for part in listed for path in part.sought]
+    made.watched += [path for part in listed for path in part.watched]
     made.notes = intake.notes(made, parts, f"{root}, {', '.join(names)}")
     return made
 
@@ -147,7 +147,7 @@ def _rows(manifests: dict[str, Any], root: Path, text: Callable[[str], str]) -> 
 
 
 def _folders(root: Path) -> list[Path]:
-    """Return a folder and all below it, as far as `rglob` searches: files may come to each."""
+    """Return a folder and all below it, as `rglob` searches: a file may be added to any."""
     return [Path(where) for where, *_ in os.walk(root)]
 
 
@@ -191,8 +191,8 @@ def _librispeech(root: Path, subset: str) -> Listed:
             lost.append(Remark(path.stem, path.stem.split("-")[0], audio, why, text))
     alignments = sorted((root / subset).rglob("*.alignment.txt"))  # which lhotse reads, too
     lost.sort(key=lambda remark: remark.utt_id)
-    sought = [listed[utt_id] for utt_id in missing] + _folders(root / subset)
-    return Listed(rows, lost, transcripts + alignments, sought)
+    watched = [listed[utt_id] for utt_id in missing] + _folders(root / subset)
+    return Listed(rows, lost, transcripts + alignments, watched)
 
 
 def _librispeech_lines(transcripts: Iterable[Path]) -> dict[str, Path]:
@@ -221,7 +221,7 @@ def _yesno(root: Path, subset: str) -> Listed:
     with _prepared("yesno", root):
         manifests = prepare_yesno(root)
     rows = _rows(_part(dict(manifests), subset, "yesno"), root, _upper)
-    return Listed(rows, sought=[root])
+    return Listed(rows, watched=[root])
 
 
 def _part(parts: dict[str, Any], subset: str, corpus: str) -> Any:
@@ -265,8 +265,8 @@ def _swbd(root: Path, subset: str) -> Listed:
     rows = [row for row in _rows(manifests, root, hub5_text) if row.utt_id.startswith(prefix)]
     lines = sum(segment.id.startswith(prefix) for segment in listed)
     lost = _left_out(lines - len(rows), subset, "LDC2002T43")
-    sought = [*_folders(root / "LDC2002S09" / "hub5e_00" / "english"), *_folders(english)]
-    return Listed(rows, lost, sorted(english.rglob("*.txt")), sought)
+    watched = [*_folders(root / "LDC2002S09" / "hub5e_00" / "english"), *_folders(english)]
+    return Listed(rows, lost, sorted(english.rglob("*.txt")), watched)
 
 
 def _count_lines(tables: Iterable[Path]) -> int:
@@ -328,7 +328,7 @@ def _an4(root: Path, subset: str) -> Listed:
                 f"{table} is missing; CORPUS_DIR must be the folder that an4_sphere.tar.gz unpacks"
             )
     texts = dict(_an4_texts(spoken))
-    rows, sought = [], []
+    rows, watched = [], []
     for number, line in enumerate(files.read_text().splitlines(), 1):
         if not line.strip():
             continue
@@ -339,7 +339,7 @@ def _an4(root: Path, subset: str) -> Listed:
                 "unpack the corpus again"
             )
         audio, absent = _an4_audio(root / "wav" / path)
-        sought += absent
+        watched += absent
         rows.append(
             Row(
                 utt_id=path.name,
@@ -351,7 +351,7 @@ def _an4(root: Path, subset: str) -> Listed:
                 where=f"line {number}",
             )
         )
-    return Listed(rows, tables=[files, spoken], sought=sought)
+    return Listed(rows, tables=[files, spoken], watched=watched)
 
 
 def _an4_texts(table: Path) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,8 @@
     conf/NAME.files.tsv          what a settings file names: a lexicon, text, a mapping
     per line: bytes, time of last change in ns, SHA-256, path
 
-A folder has `/` in place of bytes, and the SHA-256 of the names in it; what is missing has `-`.
+For a folder, the size is `/` and the checksum is of the names in it. For a missing file, all are
+`-`.
 
 Recordings that are made here lie in work/audio, and each work folder has its own.
 
@@ -37,7 +38,7 @@ def list_files(paths: Iterable[Path | str], table: Path) -> None:
     """Write the table; remove an old one if there are no files to list.
 
     Args:
-        paths: files or folders; some may be missing, and their coming is a change.
+        paths: files or folders; a missing file that appears later counts as changed.
     """
     names = sorted({str(path) for path in paths})
     if not names:

@@ -182,9 +182,9 @@ def read_states(path: Path | str) -> States:
 # --- alignments ---------------------------------------------------------------------------------
 
 
-# Of a transition-id: the row of `Hmms.rows` (Kaldi's transition-state, minus 1); phone, HMM state
-# and the one that follows; the state id; and whether the phone ends
-WAY = np.dtype(
+# Fields of a transition-id: row of `Hmms.rows` (Kaldi's transition-state, minus 1); phone, HMM
+# state and the one that follows; pdf-id; and whether the phone ends
+TRANSITION = np.dtype(
     [*((name, "<i4") for name in ("row", "phone", "source", "target", "pdf")), ("last", "?")]
 )
 
@@ -195,11 +195,11 @@ class TransitionIds:
 
     Attributes:
         states: of the model.
-        ways_I: `WAY` of each transition-id; entry 0 is unused.
+        transitions_I: `TRANSITION` of each transition-id; entry 0 is unused.
     """
 
     states: States
-    ways_I: np.ndarray
+    transitions_I: np.ndarray
 
     @staticmethod
     def of(states: States) -> "TransitionIds":
@@ -211,7 +211,7 @@ class TransitionIds:
             for to in topology[j][2]:
                 pdf = repeated if to == j else entered
                 found.append((n, phone, j, to, pdf, to == len(topology)))
-        return TransitionIds(states, np.array(found, WAY))
+        return TransitionIds(states, np.array(found, TRANSITION))
 
     def path(self, where: str, ids_T: np.ndarray, words: list[str]) -> Aligned:
         """Return an utterance's path; phones get words only if their names have positions.
@@ -222,40 +222,44 @@ class TransitionIds:
         Raises:
             ValueError: for ids that do not exist, or do not follow each other; names the frame.
         """
-        if len(ids_T) and not 1 <= ids_T.min() <= ids_T.max() < len(self.ways_I):
+        if len(ids_T) and not 1 <= ids_T.min() <= ids_T.max() < len(self.transitions_I):
             raise ValueError(
                 f"{where} has the ids {ids_T.min()} to {ids_T.max()} but the model's "
-                f"transition-ids are 1 to {len(self.ways_I) - 1}; are these pdf-ids, or of another "
-                "model?"
+                f"transition-ids are 1 to {len(self.transitions_I) - 1}; are these pdf-ids, or of "
+                "another model?"
             )
-        way_T = self.ways_I[ids_T]
-        starts = self._starts(where, way_T)
-        phone_n = way_T["phone"][starts]
+        transition_T = self.transitions_I[ids_T]
+        starts = self._starts(where, transition_T)
+        phone_n = transition_T["phone"][starts]
         phones_N3 = np.stack([phone_n, starts, self._words(phone_n, words)], 1).astype(np.int32)
-        position_T = way_T["source"].astype(np.int8)
-        return Aligned(way_T["pdf"].copy(), position_T, phones_N3, math.nan, False)
+        position_T = transition_T["source"].astype(np.int8)
+        return Aligned(transition_T["pdf"].copy(), position_T, phones_N3, math.nan, False)
 
-    def _starts(self, where: str, way_T: np.ndarray) -> np.ndarray:
+    def _starts(self, where: str, transition_T: np.ndarray) -> np.ndarray:
         """Return the first frame of each phone, as Kaldi's SplitToPhones does."""
-        if not len(way_T):
+        if not len(transition_T):
             return np.zeros(0, np.int64)
-        row_T, source_T, target_T = way_T["row"], way_T["source"], way_T["target"]
+        row_T, source_T, target_T = (
+            transition_T["row"],
+            transition_T["source"],
+            transition_T["target"],
+        )
         loop_T = source_T == target_T
         # A visit is a way out and self-loops, which come after it if Kaldi reordered the graph
         reordered = self._reordered(row_T, loop_T)
         stays_T = (loop_T[1:] if reordered else loop_T[:-1]) & (row_T[1:] == row_T[:-1])
         first = np.flatnonzero(np.concatenate([[True], ~stays_T]))
-        out = first if reordered else np.concatenate([first[1:], [len(way_T)]]) - 1
+        out = first if reordered else np.concatenate([first[1:], [len(transition_T)]]) - 1
         if (loop_T[out][:-1] if not reordered else loop_T[out]).any():
             at = int(out[np.flatnonzero(loop_T[out])[0]])
             raise ValueError(
                 f"{where}: the transition-ids of frame {at} and its neighbour cannot follow each "
                 "other; was this aligned with another model?"
             )
-        ends = way_T["last"][out]
+        ends = transition_T["last"][out]
         wanted_n = np.where(ends, 0, target_T[out])[:-1]
         next_n = source_T[first[1:]]
-        phone_T = way_T["phone"]
+        phone_T = transition_T["phone"]
         same = ends[:-1] | (phone_T[first[1:]] == phone_T[first[:-1]])
         if (wrong := (wanted_n != next_n) | ~same).any():
             at = int(first[1:][np.flatnonzero(wrong)[0]])

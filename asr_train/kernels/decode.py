@@ -75,9 +75,11 @@ def combine(
     Raises:
         ValueError: if a tensor's dtype or shape is wrong.
     """
-    messages = [*plus, *map(threshold.negated, minus)]
-    _check(messages, base_P=base_P, out_P=out_P)
+    _check([*plus, *minus], base_P=base_P, out_P=out_P)
     check_shape("counts_NP", counts_NP, None, len(out_P))
+    if counts_NP.dtype is not torch.float32:
+        raise ValueError(f"counts_NP is {counts_NP.dtype}; it must be float32")
+    messages = [*plus, *map(threshold.negated, minus)]
     if choose(out_P) is Backend.cpu and len(out_P):
         from asr_train.kernels import compiled
 

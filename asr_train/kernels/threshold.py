@@ -316,7 +316,7 @@ def to_words(index_K: Tensor, is_negative_K: Tensor) -> Tensor:
 
 
 def negated(words_K: Tensor) -> Tensor:
-    """Return elements with the other signs, int32 [K]."""
+    """Return elements with inverted signs, int32 [K]."""
     return words_K ^ _SIGN
 
 
@@ -335,7 +335,7 @@ def check_size(size: int) -> None:
 
 
 def check_vectors(where: str, **vectors: Tensor) -> None:
-    """Raise ValueError unless all are float32 [P] without gaps, with the same P, not too large."""
+    """Raise ValueError unless all are contiguous float32 [P], with the same permitted P."""
     check_same(where, **vectors)
     for name, vector_P in vectors.items():
         is_flat = vector_P.ndim == 1 and vector_P.is_contiguous()
@@ -343,13 +343,13 @@ def check_vectors(where: str, **vectors: Tensor) -> None:
             # Fewer bits lose small gradients beside a large residual
             raise ValueError(
                 f"{where}: {name} is {vector_P.dtype} {list(vector_P.shape)} with strides "
-                f"{vector_P.stride()}; it must be float32 in one row, without gaps"
+                f"{vector_P.stride()}; it must be a contiguous float32 vector"
             )
         check_size(len(vector_P))
 
 
 def _check(where: str, threshold: float, rows: dict[str, Tensor], **vectors: Tensor) -> None:
-    """Check matrices [W, P], whose other rows lie as the first does, and vectors [P]."""
+    """Check matrices [W, P] by their first rows, as all rows have one layout, and vectors [P]."""
     check_same(where, **rows)
     check_vectors(where, **{name: rows_WP[0] for name, rows_WP in rows.items()}, **vectors)
     if not SMALLEST <= threshold <= LARGEST:

@@ -1,4 +1,4 @@
-"""Limits of numbers: a class's annotations have them, and `Checked` refuses what is beyond.
+"""Permitted ranges of numbers: annotations of a class state them, and `Checked` enforces them.
 
     layers: Count                                   an integer above 0
     dropout: Annotated[float, between(0, 0.9)]
@@ -6,6 +6,7 @@
 None is allowed where a field's type allows it; of lists and mappings, each value is checked.
 """
 
+import types
 import typing
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from asr_train.schema.fields import SettingsError, at
 
 
 def positive(**values: float | None) -> None:
-    """Refuse numbers that are not; None is allowed where a field's type allows it."""
+    """Raise SettingsError for numbers that are not; None is allowed, as a type may allow it."""
     for name, value in values.items():
         if value is not None and not (isinstance(value, Real) and value > 0):
             raise SettingsError(f"{at(name)} is {value!r}; it must be positive")
@@ -29,7 +30,7 @@ def not_negative(**values: float) -> None:
 
 
 def within(low: float, high: float, **values: float | None) -> None:
-    """Refuse numbers outside; None as in `positive`."""
+    """Raise SettingsError for numbers outside [low, high]; None as in `positive`."""
     for name, value in values.items():
         if value is not None and not (isinstance(value, Real) and low <= value <= high):
             raise SettingsError(f"{at(name)} is {value!r}; it must lie in [{low}, {high}]")
@@ -82,5 +83,5 @@ def _refuse(hint: Any, name: str, value: Any) -> None:
     elif origin is dict:
         for key, each in value.items():
             _refuse(arguments[1], f"{name}.{key}", each)
-    elif origin is typing.Union and value is not None:
+    elif origin in (typing.Union, types.UnionType) and value is not None:
         _refuse(arguments[0], name, value)

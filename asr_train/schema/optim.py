@@ -9,7 +9,7 @@ from typing import Annotated
 from asr_train.schema.fields import LEFT_OUT, SettingsError, at
 from asr_train.schema.limits import Checked, Count, Natural, NotNegative, Positive, Share, between
 
-SomeShare = Annotated[float, between(1e-6, 1)]
+PositiveShare = Annotated[float, between(1e-6, 1)]
 Epochs = Annotated[float, between(1e-4, 1e4)]
 
 
@@ -72,7 +72,7 @@ class PhaseSettings(Checked):
 class PretrainSettings(Checked):
     """Training by a single worker before the run, on a part of TRAIN; see `train.pretrain`."""
 
-    share: SomeShare
+    share: PositiveShare
     epochs: Count
     layer_by_layer: bool
     rate: Positive | None = None
@@ -84,7 +84,7 @@ class AutoMinibatchSettings(Checked):
     """The choice of the minibatch size by trial; see `train.control`."""
 
     every: Epochs
-    trial: SomeShare
+    trial: PositiveShare
     factors: list[float]
     tolerance: NotNegative
     least: Count
@@ -156,7 +156,7 @@ class OptimSettings(Checked):
     auto_minibatch: AutoMinibatchSettings | None = None
     auto_rate: AutoRateSettings | None = None
     divisors: list[Positive] = field(default_factory=list)
-    share: SomeShare = 1.0
+    share: PositiveShare = 1.0
     keep_epochs: bool = False
     precision: Precision = field(default=Precision.fp32, metadata={LEFT_OUT: True})
     specaugment: SpecAugmentSettings | None = field(default=None, metadata={LEFT_OUT: True})

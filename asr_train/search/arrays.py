@@ -12,7 +12,7 @@ from typing import Any
 import kaldifst
 import numpy as np
 
-from asr_train.files import Region, filling
+from asr_train.files import Region, naming_full_disk
 
 # OpenFst's ConstFst on disk
 COUNTS = ("first", "arcs", "iepsilons", "oepsilons")
@@ -110,7 +110,7 @@ def check_const(content: memoryview, states: int, words: int) -> None:
 
 
 def load_const(path: Path, states: int, words: int) -> Arrays:
-    """Read a ConstFst file from elsewhere.
+    """Read and check a ConstFst file that is not trusted.
 
     Raises:
         ValueError: as `check_const`; or if epsilon arcs form a cycle.
@@ -155,7 +155,7 @@ def to_fst(content: bytes | memoryview) -> Any:
     """
     with tempfile.TemporaryDirectory(prefix="asr-train-") as folder:
         path = Path(folder) / "fst"
-        with filling(folder):
+        with naming_full_disk(folder):
             path.write_bytes(content)
         return kaldifst.StdConstFst.read(str(path))
 

@@ -113,10 +113,12 @@ class Controllers:
     # --- rate -----------------------------------------------------------------------------------
 
     def rate_is_due(self, feed: Feed | None) -> bool:
-        """Return whether to check held-out accuracy; None: exactly where training ends.
+        """Return whether to check held-out accuracy before the next step.
 
-        There, a check that was due within the last step does not take place: some runs of the
-        published tables, whose last one is due 0.016 epochs before, end with such a step.
+        Args:
+            feed: None: training has ended; true only if a check is due exactly there. One that is
+                first due within the last step does not take place, as in some runs of the published
+                tables (due 0.016 epochs before the end).
         """
         auto, epoch = self.state.optim.auto_rate, self.state.progress.epoch
         if auto is None or (feed is None and abs(math.remainder(epoch, auto.every)) > CLOSE):

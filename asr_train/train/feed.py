@@ -73,10 +73,10 @@ class Feed:
         halves: int = 1,
         thread: Executor | None = None,
     ) -> None:
-        whose = optim.seed, 0, len(exchange), epoch
+        order = optim.seed, 0, len(exchange), epoch
         how = exchange.device, optim.specaugment, thread
         self._seen = seen
-        self._plan = Plan(optim.pool_frames, optim.minibatch_frames, *whose, *how)
+        self._plan = Plan(optim.pool_frames, optim.minibatch_frames, *order, *how)
         self._local = exchange.local
         self._phases: list[Phase] = []
         self.num_steps = self.fewest = 0

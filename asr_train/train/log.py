@@ -30,7 +30,8 @@ a row for each decision of a controller (train.control), with `step`, `epoch` (f
                             all steps were skipped), minibatch_frames_before, minibatch_frames, per
                             worker. rate: `action` (keep, halve, revert), held_out_accuracy,
                             held_out_accuracy_before, new_rate, before scaling and warm-up. If it
-                            reverts after the last epoch, model.json has the kept model's numbers
+                            reverts after the last epoch, model.json has DEV's loss and accuracy of
+                            the restored model, this log those of the rejected one
 and a row at the end of each epoch: epoch, step, dev_loss, dev_accuracy, rate, workers, and
 weights_crc32, to compare replicas and repeated runs; of a run that was finished although it
 diverged, also the reason, `diverged`.

@@ -1,6 +1,7 @@
 """A training process and its machine: device, end with its launcher."""
 
 import os
+import re
 
 import torch
 
@@ -24,7 +25,7 @@ def chosen_device() -> torch.device:
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     name = os.environ.get("DEVICE") or ("cuda" if found else "cpu")
     kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or not (number or "0").isdecimal():
+    if re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", name) is None:
         raise ValueError(f"DEVICE is {name!r}; it must be cpu, cuda or cuda:N")
     if kind == "cpu":
         return torch.device("cpu")  # cpu:0 is the same

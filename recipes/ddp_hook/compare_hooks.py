@@ -230,7 +230,9 @@ def train(label: str, speech: Speech, steps: int) -> Run:
         run.received.append(received_bytes(label, method, step + 1, parameters))
         run.loss.append(loss.item())
     if isinstance(optimizer, BlockMomentum):
+        written = bytes_written()
         optimizer.end_block()  # the steps since the last block
+        run.sent[-1] += bytes_written() - written
         run.received[-1] = optimizer.received_bytes
     with optimizer.exported() if isinstance(optimizer, BlockMomentum) else nullcontext():
         run.dev_loss, run.dev_accuracy = evaluate(model, speech)

@@ -113,7 +113,7 @@ def test_a_folder_with_other_things_is_not_removed(tmp_path, capfd, monkeypatch)
     monkeypatch.chdir(here)
     for work in ".", "..", here, f"{here}/w/..":
         assert run("recipe", "digits", f"W={work}", "clean") == 1
-        assert "which is the current folder or has it inside; " in capfd.readouterr().err
+        assert "the current folder or one above it; " in capfd.readouterr().err
     monkeypatch.setenv("W", "..")
     assert run("recipe", "digits", "clean") == 1
     monkeypatch.delenv("W")
