@@ -52,7 +52,9 @@ def claims_markdown(found: Sequence[Mapping[str, Any]]) -> str:
     """Format the section of claims; "" if there is none."""
     if not found:
         return ""
-    named = [(f"{claim['row']} against {claim['against']}", claim["ours"]) for claim in found]
+    named = [
+        (f"{each['row']} against {each['against']}{_after(each)}", each["ours"]) for each in found
+    ]
     notes = [EXPLANATION, *groups_note(named)]
     return "\n#" + as_markdown("Claims", COLUMNS, map(_cells, found), notes)
 
@@ -63,8 +65,7 @@ def claims_lines(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _cells(found: Mapping[str, Any]) -> list[str]:
-    after = f", epoch {found['epoch']}" if found["epoch"] else ""
-    paper, ours = found["paper"], found["ours"]
+    after, paper, ours = _after(found), found["paper"], found["ours"]
     return [
         found["claim"],
         found["row"] + after,
@@ -73,6 +74,10 @@ def _cells(found: Mapping[str, Any]) -> list[str]:
         f"{DASH if paper is None else signed(paper)} / {interval(ours)}",
         p_value(ours),
     ]
+
+
+def _after(found: Mapping[str, Any]) -> str:
+    return f", epoch {found['epoch']}" if found["epoch"] else ""
 
 
 def groups_note(found: Iterable[tuple[str, Mapping[str, Any] | None]]) -> list[str]:

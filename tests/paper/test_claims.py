@@ -3,7 +3,7 @@
 import pytest
 from finished_runs import a_table, all_finished, finished, score, tabulated
 
-from asr_train.paper.claims import NO_REDUCTION, printed_reduction
+from asr_train.paper.claims import NO_REDUCTION, claims_markdown, printed_reduction
 from asr_train.paper.layout import markdown, plain
 from asr_train.schema import SettingsError
 
@@ -129,6 +129,7 @@ def test_intervals_over_groups_of_speakers_are_noted_below_both_tables(tmp_path)
     first, second = markdown(found).split("## Claims")
     assert text in second
     assert f"{over}80: " in first  # 40 has half as many errors again of every speaker
+    assert f"{over}80 against 40, epoch 2: " in claims_markdown([found["claims"][0] | {"epoch": 2}])
     assert over not in markdown(claimed(tmp_path, [FEWER], of40_1=9, of80_1=7))
 
 
