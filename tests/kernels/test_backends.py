@@ -471,12 +471,17 @@ def _total(sent, size):
 def test_what_cannot_be_decoded_is_refused():
     with pytest.raises(ValueError, match="sent elements are int32 but a message"):
         decode.total([torch.zeros(3, dtype=torch.int64)], 1.0, torch.zeros(5))
-    with pytest.raises(ValueError, match=r"out_P is torch.float64 \[5\] .* must be float32"):
+    with pytest.raises(ValueError, match=r"out_P is torch.float64 \[5\] .* a contiguous float32"):
         decode.update([], 1.0, 1.0, torch.zeros(5, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"counts_NP has shape \[2, 4\]; it must be \[any, 5\]"):
         decode.combine(torch.zeros(5), torch.zeros(2, 4), [0], [], [], 1.0, 1.0, torch.zeros(5))
+    five_P, counts_NP = torch.zeros(5), torch.zeros(2, 5, dtype=torch.int64)
+    with pytest.raises(ValueError, match="must be float32"):
+        decode.combine(five_P, counts_NP, [0], [], [], 1.0, 1.0, five_P)
+    with pytest.raises(ValueError, match="sent elements are int32 but a message"):
+        decode.combine(five_P, counts_NP.float(), [0], [], [five_P], 1.0, 1.0, five_P)
     half_P = torch.zeros(3, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="float32 in one row"):
+    with pytest.raises(ValueError, match="a contiguous float32 vector"):
         compress(half_P, half_P, 1.0, half_P)
     with pytest.raises(ValueError, match="threshold is 1e-45; it must be positive and a normal"):
         compress(torch.zeros(1), torch.zeros(1), 1e-45, torch.zeros(1))
