@@ -233,7 +233,7 @@ def _limit(check: Any) -> str:
 
 
 def _number(value: float) -> str:
-    powers = {2**63: "2^63"}
+    powers = {2**63: "2^63", 2**63 - 1: "2^63 - 1"}
     return powers.get(value) or (f"{value:,}" if isinstance(value, int) else f"{value:g}")
 
 

@@ -100,9 +100,12 @@ class Aligner:
         transcript = transcript_graph(words, self.lang, self.states, self.loop_S)
         needed, column_K = np.unique(transcript.state_K, return_inverse=True)
         scale, beams = self.settings.acoustic_scale, (self.settings.beam, self.settings.retry_beam)
-        windows = lambda span: scores(needed, span)  # noqa: E731
+
+        def window(span: slice) -> np.ndarray:
+            return scores(needed, span)
+
         for beam in beams:
-            path = forced_path(transcript.graph, column_K, frames, windows, scale, beam)
+            path = forced_path(transcript.graph, column_K, frames, window, scale, beam)
             if path is not None:
                 at, loglik = path.places_T, -path.acoustic_cost - path.graph_cost
                 found = transcript.state_K[at], transcript.position_K[at], transcript.phones(at)

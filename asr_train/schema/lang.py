@@ -7,7 +7,7 @@ from typing import Annotated
 from asr_train.schema.fields import LEFT_OUT, SettingsError, at
 from asr_train.schema.limits import Checked, Count, Positive, between
 
-States = Annotated[int, between(1, 64)]
+PhoneStates = Annotated[int, between(1, 64)]
 
 
 class LexiconSource(Enum):
@@ -98,7 +98,7 @@ class LangSettings(Checked):
     lexicon: LexiconSettings
     grammar: GrammarSettings
     silence_probability: Annotated[float, between(0.01, 0.99)]
-    phone_states: States
-    silence_states: States
+    phone_states: PhoneStates
+    silence_states: PhoneStates
     # For the runs in PRONPROBS; in a separate settings file
     pronprobs: PronprobsSettings | None = field(default=None, metadata={LEFT_OUT: True})
