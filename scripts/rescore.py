@@ -57,7 +57,6 @@ def tune(
         f"{'MBR' if best.mbr else 'best path'}: "
         f"{errors.rate:.2%} WER on {split.header['split']} (of {len(tried)} choices)"
         + "".join(f"; the best value of decode.{name} is at the end of its list" for name in at_end)
-        + (f"; {split.caution}" if split.caution else "")
     )
 
 
@@ -116,9 +115,6 @@ def times(row: dict[str, Any], found: Rescored) -> list[list[Any]] | None:
 class Split:
     """The hypotheses of a split, their lattices and both language models.
 
-    Attributes:
-        caution: see `Rescorer.caution`.
-
     Raises:
         ValueError: if there are no lattices or no such models.
     """
@@ -143,7 +139,6 @@ class Split:
         self._lattices = LatticeArchive(kept, lang)
         names, weight = lang.lexicon.words, self.header["lm_weight"]
         self._rescorer = Rescorer(names, read_arpa(lang.arpa), read_arpa(big), weight)
-        self.caution = self._rescorer.caution()
 
     def rescored(
         self, choices: list[RescoringChoice], confidences: bool = False

@@ -68,20 +68,6 @@ class Rescorer:
         self._names, self._lm_weight = names, lm_weight
         self._old, self._new = Model.of(old, names), Model.of(new, names)
 
-    def caution(self) -> str:
-        """Say if costs of rescoring are too low; "" if they are exact.
-
-        An n-gram's cost in the graph is that of backing off, where that is cheaper; what rescoring
-        takes away is the n-gram's own.
-        """
-        ngrams, nats = self._old.histories.dearer_than_backoff()
-        if not ngrams:
-            return ""
-        return (
-            f"{ngrams} n-grams of the graph's language model are less likely than by back-off, so "
-            f"sentences with them cost up to {self._lm_weight * nats:.2g} nats too little for each"
-        )
-
     def __call__(
         self,
         lattices: Sequence[Lattice | None],

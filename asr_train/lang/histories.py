@@ -4,6 +4,8 @@ in    an NgramModel (`lang.arpa`)
 out   cost in nats and next history for each history and word, by compiled code
 A history is the longest end of the words so far after which the model has an n-gram. Equal
 histories give equal costs to all that follows, so that paths that share one can share the rest.
+`advance` backs off only where there is no n-gram. A graph may back off anywhere, and its search
+takes what is cheapest: `advance_in_graph`.
 """
 
 import math
@@ -15,7 +17,7 @@ import numpy as np
 from asr_train.lang.arpa import BEGIN, END, NgramModel
 
 NATS = math.log(10)  # per unit of log10
-ROUNDING = 1e-3  # nats; ARPA files have about six digits
+ROUNDING = 1e-6  # nats; ways of backing off that differ by less cost the same
 
 
 class Histories(NamedTuple):
@@ -59,17 +61,6 @@ class Histories(NamedTuple):
         suffix_M = _suffixes(first_H, word_M, base)
         return Histories(first_H, word_M, logp_M, backoff_M, suffix_M, start, model.id_of[END])
 
-    def dearer_than_backoff(self) -> tuple[int, float]:
-        """Count n-grams that cost more than their words by back-off, which graphs then take.
-
-        Returns:
-            Their number, without differences that only rounding explains, and the largest
-            difference in nats.
-        """
-        more_M = _more_than_backoff(self)
-        dearer = more_M > ROUNDING
-        return int(dearer.sum()), float(more_M.max(initial=0.0, where=dearer))
-
 
 # --- compiled -----------------------------------------------------------------------------------
 
@@ -104,18 +95,6 @@ def _suffixes(first_H: Any, word_M: Any, base: int) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _more_than_backoff(model: Any) -> Any:
-    """Return how much more each n-gram costs than its word after a shorter history, nats [M]."""
-    more_M = np.zeros(len(model.word_M))
-    for history in range(1, len(model.first_H) - 1):
-        backoff = -NATS * np.float64(model.backoff_M[history - 1])
-        for m in range(model.first_H[history], model.first_H[history + 1]):
-            shorter, _ = advance(model, model.suffix_M[history - 1], model.word_M[m])
-            more_M[m] = -NATS * np.float64(model.logp_M[m]) - backoff - shorter
-    return more_M
-
-
-@numba.njit(cache=True, nogil=True)
 def advance(model: Any, history: int, word: int) -> Any:
     """Return the cost of a word in nats, and the history after it.
 
@@ -130,6 +109,57 @@ def advance(model: Any, history: int, word: int) -> Any:
         here = np.int64(model.suffix_M[here - 1])
         place = _place(model.first_H, model.word_M, here, word)
     logp += np.float64(model.logp_M[place])
+    return -NATS * logp, _after(model, place)
+
+
+@numba.njit(cache=True, nogil=True)
+def advance_in_graph(model: Any, history_K: Any, cost_K: Any, word: int) -> Any:
+    """Return the least cost of a word in nats over all ways of backing off, and what follows it.
+
+    A path that backs off where it need not has a shorter history, and does not pay the longer
+    one's back-off. After it, a word may cost less than by the n-gram of the longer history.
+
+    Args:
+        model: Histories.
+        history_K: int64, where the cheapest paths may be: a history, and shorter ones that cost
+            less than backing off to them.
+        cost_K: float64, nats more than the cheapest.
+        word: an id of the model.
+    Returns:
+        The cost, and `history_K` and `cost_K` after the word.
+    """
+    here, paid, k = np.int64(history_K[0]), np.float64(cost_K[0]), 1
+    next_K, next_cost_K = [np.int64(0) for _ in range(0)], [0.0 for _ in range(0)]
+    reached, reached_cost = np.int64(0), np.inf  # by backing off from next_K
+    least = np.inf
+    while True:
+        place = _place(model.first_H, model.word_M, here, word)
+        if place >= 0:
+            after = _after(model, place)
+            cost = paid - NATS * np.float64(model.logp_M[place])
+            least = min(least, cost)
+            while reached > after:  # n-grams of higher order have higher numbers
+                reached_cost -= NATS * np.float64(model.backoff_M[reached - 1])
+                reached = np.int64(model.suffix_M[reached - 1])
+            if cost < reached_cost - ROUNDING:
+                if len(next_K) and next_K[-1] == after:
+                    next_cost_K[-1] = cost
+                else:
+                    next_K.append(after)
+                    next_cost_K.append(cost)
+                reached, reached_cost = after, cost
+        if not here:
+            break
+        paid -= NATS * np.float64(model.backoff_M[here - 1])
+        here = np.int64(model.suffix_M[here - 1])
+        if k < len(history_K) and history_K[k] == here:
+            paid, k = np.float64(cost_K[k]), k + 1
+    return least, np.array(next_K), np.array(next_cost_K) - least
+
+
+@numba.njit(cache=True, nogil=True)
+def _after(model: Any, place: Any) -> Any:
+    """Return the history after an n-gram."""
     here = np.int64(1 + place)
     if here >= len(model.first_H) - 1:  # of the highest order
         here = np.int64(model.suffix_M[place])
@@ -139,4 +169,4 @@ def advance(model: Any, history: int, word: int) -> Any:
         here and model.first_H[here] == model.first_H[here + 1] and model.backoff_M[here - 1] == 0
     ):
         here = np.int64(model.suffix_M[here - 1])
-    return -NATS * logp, here
+    return here

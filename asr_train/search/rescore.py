@@ -16,7 +16,7 @@ import numba
 import numpy as np
 
 from asr_train.lang.arpa import UNKNOWN, NgramModel
-from asr_train.lang.histories import Histories, advance
+from asr_train.lang.histories import ROUNDING, Histories, advance, advance_in_graph
 from asr_train.search.lattice import Lattice, narrowed
 
 MAX_ARCS = 50_000_000  # of an expansion; about 5 bytes each
@@ -120,8 +120,9 @@ def expanded(
 ) -> Expanded:
     """Follow both models' histories through a lattice.
 
-    The old model's cost of a path is that of its words with back-off. Both models' sentence ends
-    count if the search reached a final state.
+    The old model's cost of a path is the least that the graph can charge for its words, however it
+    backs off; the new model's is that of its words with back-off. Both models' sentence ends count
+    if the search reached a final state.
 
     Args:
         lm_weight: of the old model in the graph.
@@ -179,8 +180,11 @@ def _expand(
     first_E, first_W = np.zeros(len(arcs_A) + 1, np.int64), np.zeros(len(arcs_A) + 1, np.int64)
     target_E = [np.int32(0) for _ in range(0)]
     old_W, new_W = [0.0 for _ in range(0)], [0.0 for _ in range(0)]
-    # Pairs of both models' histories, and what a word leads to from each: pair and costs
-    pairs = [(int(old.start), int(new.start))]
+    # What follows in the old model: histories and their costs (`advance_in_graph`), numbered
+    history_HK, cost_HK = [np.array([np.int64(old.start)])], [np.zeros(1)]
+    number_of = {(np.int64(-1), np.int64(old.start), np.int64(0)): 0}
+    # Pairs of one of these and the new model's history, and what a word leads to from each
+    pairs = [(0, int(new.start))]
     pair_of = {pairs[0]: 0}
     steps = {(0, 0): (0, 0.0, 0.0)}
     pair_X = [0]
@@ -202,9 +206,13 @@ def _expand(
                 pair = pair_X[x]
                 if word:
                     if (pair, word) not in steps:
-                        old_cost, old_next = advance(old, pairs[pair][0], oldid_W[word])
-                        new_cost, new_next = advance(new, pairs[pair][1], newid_W[word])
-                        both = old_next, new_next
+                        here, new_here = pairs[pair]
+                        old_cost, history_K, cost_K = advance_in_graph(
+                            old, history_HK[here], cost_HK[here], oldid_W[word]
+                        )
+                        new_cost, new_next = advance(new, new_here, newid_W[word])
+                        old_next = _number(history_K, cost_K, number_of, history_HK, cost_HK)
+                        both = old_next, int(new_next)
                         if both not in pair_of:
                             pair_of[both] = len(pairs)
                             pairs.append(both)
@@ -225,10 +233,11 @@ def _expand(
     end_old_X, end_new_X = [0.0 for _ in range(0)], [0.0 for _ in range(0)]
     for end in np.flatnonzero(final_N < np.inf):
         for x in range(first_X[end], first_X[end + 1]):
-            old_last, new_last = pairs[pair_X[x]]
+            last, new_last = pairs[pair_X[x]]
+            old_end, _, _ = advance_in_graph(old, history_HK[last], cost_HK[last], old.end)
             end_X.append(x)
             cost_X.append(final_N[end])
-            end_old_X.append(advance(old, old_last, old.end)[0] if ended else 0.0)
+            end_old_X.append(old_end if ended else 0.0)
             end_new_X.append(advance(new, new_last, new.end)[0] if ended else 0.0)
     return (
         first_X,
@@ -242,6 +251,24 @@ def _expand(
         np.array(end_old_X),
         np.array(end_new_X),
     )
+
+
+@numba.njit(cache=True, nogil=True)
+def _number(history_K: Any, cost_K: Any, number_of: Any, history_HK: Any, cost_HK: Any) -> Any:
+    """Return the number of some histories with their costs, given to them if they are new.
+
+    Args:
+        number_of: of the histories up to one: by those before it, it, and its rounded cost.
+    """
+    number = -1
+    for k in range(len(history_K)):
+        key = np.int64(number), history_K[k], np.int64(round(cost_K[k] / ROUNDING))
+        if key not in number_of:
+            number_of[key] = len(history_HK)
+            history_HK.append(history_K[: k + 1])
+            cost_HK.append(cost_K[: k + 1])
+        number = number_of[key]
+    return number
 
 
 @numba.njit(cache=True, nogil=True)

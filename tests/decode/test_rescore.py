@@ -10,7 +10,6 @@ from toy import logprobs
 
 import asr_train.decode.rescore
 from asr_train.decode.rescore import Rescored, Rescorer, RescoringChoice, tune_rescoring
-from asr_train.lang.arpa import NgramModel
 from asr_train.lang.ngram import Text, train
 from asr_train.score.normalise import PLAIN
 from asr_train.search.lattice import LINK, Lattice
@@ -46,24 +45,6 @@ def searching(*lattices):
             yield [found.words for found in RESCORER([lattice], choices)]
 
     return search
-
-
-def test_it_is_said_which_ngrams_the_graph_charges_less_than_their_own_cost():
-    assert RESCORER.caution() == ""
-    bigrams = OLD.orders[1]
-    logp_N = bigrams.logp_N.copy()
-    logp_N[[0, -1]] -= 2.0
-    lower = dataclasses.replace(bigrams, logp_N=logp_N)
-    pruned = NgramModel(OLD.words, [OLD.orders[0], lower])
-    costs = []
-    for k, place in enumerate(bigrams.key_N[[0, -1]]):
-        context, word = divmod(place, len(OLD.words))
-        by_backoff = OLD.orders[0].backoff_N[context] + OLD.orders[0].logp_N[word]
-        costs.append(NATS * (by_backoff - logp_N[[0, -1]][k]))
-    assert min(costs) > 0
-    said = Rescorer(NAMES, pruned, NEW, 2.0).caution()
-    assert said.startswith("2 n-grams of the graph's language model are less likely than by back")
-    assert f"up to {2 * max(costs):.2g} nats" in said
 
 
 @pytest.mark.parametrize("lm_weight, penalty", [(0.0, 0.0), (1.0, 0.0), (2.0, 1.5), (0.3, -4.0)])
