@@ -46,6 +46,8 @@ from asr_train.score.words import (
 Texts = dict[str, str]
 nfc = partial(unicodedata.normalize, "NFC")  # as in what decode writes
 TRN = re.compile(r"(.*)\(([^()]+)\)\s*")  # words, then the id in parentheses
+SCLITE = re.compile("[{}]|^@$")  # in a word of .trn or .stm: of alternatives such as {two/three}
+EXACT = 9  # decimals of times that are sums of decimals
 IGNORED = "IGNORE_TIME_SEGMENT_IN_SCORING"  # NIST's mark of a segment that does not count
 
 
@@ -163,7 +165,7 @@ def _sides(
         )
     is_trn = reference.lower().endswith(".trn")
     for utt_id, text in known.items():
-        _check_plain(f"{reference}, {utt_id}", text, "{}")
+        _check_plain(f"{reference}, {utt_id}", text, re.compile("^[{}]$"))
     return {u: (_trn_speaker(u) if is_trn else "", text) for u, text in known.items()}, found
 
 
@@ -172,9 +174,9 @@ def _trn_speaker(utt_id: str) -> str:
     return utt_id.partition("-" if "-" in utt_id else "_")[0]
 
 
-def _check_plain(where: str, text: str, marks: str = "{}@") -> None:
+def _check_plain(where: str, text: str, marked: re.Pattern[str] = SCLITE) -> None:
     """Refuse sclite's alternatives, which would count as words."""
-    if found := next((word for word in text.split() if word in tuple(marks)), None):
+    if found := next(filter(marked.search, text.split()), None):
         raise DamagedFileError(
             f"{where} has {found!r}: alternatives such as {{ two / three }} are not supported; "
             "leave one of them, and no @"
@@ -185,7 +187,8 @@ def words_of(segments: list[Timed], ctm: str) -> Texts:
     """Return the words of a CTM by segment, assigned as by sclite.
 
     A word belongs to the first segment that ends after the word's middle; after the last segment's
-    end, to the last.
+    end, to the last. Other than sclite, which never returns to an earlier segment, this holds for
+    overlapping words, too.
 
     Raises:
         ValueError: for a recording without segments.
@@ -208,8 +211,8 @@ def words_of(segments: list[Timed], ctm: str) -> Texts:
                 "segment; score the same recordings"
             )
         for span in sorted(spans, key=lambda span: span.start):
-            middle = span.start + span.seconds / 2
-            later = (s for s in lanes[lane] if s.start + s.seconds > middle)
+            middle = round(span.start + span.seconds / 2, EXACT)
+            later = (s for s in lanes[lane] if round(s.start + s.seconds, EXACT) > middle)
             found[next(later, lanes[lane][-1]).id].append(span.label)
     return {utt_id: " ".join(words) for utt_id, words in found.items()}
 

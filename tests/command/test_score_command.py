@@ -147,6 +147,14 @@ def test_segments_to_be_ignored_may_be_named_in_lower_case(tmp_path, capsys):
     assert (found["errors"], found["words"]) == (0, 2)
 
 
+def test_a_word_whose_middle_is_a_segment_s_end_belongs_to_the_next(tmp_path, capsys):
+    """Also where sums of times differ in their last bits."""
+    (tmp_path / "r.stm").write_text("r 1 a 5.3 5.7 one\nr 1 b 5.7 6.5 two\n")
+    (tmp_path / "h.ctm").write_text("r 1 5.4 0.1 one\nr 1 5.6 0.2 two\n")
+    (found,) = scores(capsys, tmp_path / "r.stm", tmp_path / "h.ctm")["scores"]
+    assert found["errors"] == 0
+
+
 def test_the_better_of_two_is_found_with_its_p_value(tmp_path, capsys):
     said, heard = texts(300)
     worse = {u: misheard(words, random.Random(u), 0.5) for u, words in said.items()}
@@ -268,6 +276,7 @@ def test_standard_input_is_read_once(tmp_path, capsys, monkeypatch):
         ({"r.stm": "r 1 s 0 1 ONE\n", "h.ctm": "q 1 0 1 ONE\n"}, "of which the .stm has no"),
         ({"r.trn": "ONE\n", "h.trn": "ONE (a)\n"}, "must end with an id"),
         ({"r.trn": "ONE { A / B } (a)\n", "h.trn": "A (a)\n"}, "line 1 has '{': alternatives"),
+        ({"r.trn": "ONE {two/three} (a)\n", "h.trn": "A (a)\n"}, "has '{two/three}': altern"),
         ({"r.stm": "r 1 s 0 1 ONE @\n", "h.ctm": "r 1 0 1 ONE\n"}, "segment r-1-0 has '@'"),
         ({"r.txt": "a { b / c }\n", "h.txt": "a b\n"}, "r.txt, a has '{': alternatives"),
         (
