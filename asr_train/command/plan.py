@@ -278,9 +278,9 @@ def markdown(
         f"frames/s. {sent(request)} Nothing here is measured.",
         "",
         f"**Advice: {best.method.name}**: {best.speed.frames_per_second:,.0f} frames/s, "
-        f"{best.speed.speedup:.1f} times one worker, {spell_bytes(best.speed.node_bytes)} out of a "
-        f"node per step. Of the methods with {NEAR:.0%} of the highest frames/s, it stays nearest "
-        "to SGD with one large minibatch.",
+        f"{times(best.speed.speedup)} times one worker, {spell_bytes(best.speed.node_bytes)} out "
+        f"of a node per step. Of the methods with {NEAR:.0%} of the highest frames/s, it stays "
+        "nearest to SGD with one large minibatch." + fewer_are_faster(found),
         "",
         "| method | collective | frames/s | speed-up | s per step | sent per worker and step | "
         "out of a node per step |",
@@ -291,14 +291,28 @@ def markdown(
         name = f"**{method.name}**" if option is best else method.name
         lines.append(
             f"| {name} | {method.way.value} | {speed.frames_per_second:,.0f} | "
-            f"{speed.speedup:.1f} | {speed.step_seconds:.4f} | {spell_bytes(speed.sent_bytes)} | "
-            f"{spell_bytes(speed.node_bytes)} |"
+            f"{times(speed.speedup)} | {speed.step_seconds:.4f} | "
+            f"{spell_bytes(speed.sent_bytes)} | {spell_bytes(speed.node_bytes)} |"
         )
     if request.workers > 1:
         lines += left_out(request, found)
         lines += ["", *curves(found), "", *optima(request, found), "", *regimes(found, taus), ""]
         lines += accuracy()
     return "\n".join(lines) + "\n"
+
+
+def times(speedup: float) -> str:
+    return f"{speedup:.1f}" if speedup >= 1 else f"{speedup:.2g}"
+
+
+def fewer_are_faster(found: Plan) -> str:
+    """Return a sentence that names the fastest number of workers; "" if it is that requested."""
+    name, speeds = max(found.curves.items(), key=lambda c: max(s.frames_per_second for s in c[1]))
+    most = max(speeds, key=lambda speed: speed.frames_per_second)
+    if most.frames_per_second <= max(o.speed.frames_per_second for o in found.options):
+        return ""
+    with_them = f"{most.workers} ({name}) reach" if most.workers > 1 else "one reaches"
+    return f" **Fewer workers are faster**: {with_them} {most.frames_per_second:,.0f} frames/s."
 
 
 def left_out(request: PlanRequest, found: Plan) -> list[str]:

@@ -44,6 +44,20 @@ def test_it_writes_a_table_its_numbers_and_a_plot(tmp_path, capsys):
     assert ('"any"' in text) == ("| any" in text)
 
 
+def test_it_says_that_fewer_workers_would_be_faster(tmp_path, capsys):
+    given = "cluster=h200_1g", "model=24M", "minibatch=256", "methods=allreduce"
+    run(*given, "workers=16", f"out={tmp_path}")
+    text = capsys.readouterr().out
+    (speeds,) = read_json(tmp_path / "plan.json")["curves"].values()
+    frames = {speed["workers"]: speed["frames_per_second"] for speed in speeds}
+    assert max(frames, key=frames.get) == 8
+    assert f"**Fewer workers are faster**: 8 (allreduce) reach {frames[8]:,.0f} frames/s." in text
+    assert frames[16] < 0.1 * frames[1]
+    assert f" frames/s, {frames[16] / frames[1]:.2g} times one worker" in text
+    run(*given, "workers=8", f"out={tmp_path}")
+    assert "Fewer workers" not in capsys.readouterr().out
+
+
 def test_only_the_methods_asked_for(tmp_path):
     run("cluster=h200_10g", *SMALL, "methods=gtc,bmuf", f"out={tmp_path}")
     methods = {row["method"] for row in read_json(tmp_path / "plan.json")["options"]}
