@@ -9,6 +9,7 @@ the Gaussians in each frame, dense or scipy.sparse as from `Gmm.shares`. Knows n
 utterances are read, aligned or distributed over processes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,43 +214,14 @@ def mllt(sums: FullSums, mean_GD: np.ndarray, variance_GD: np.ndarray) -> Transf
     """
     scatter_DDD, frames = sums.scatter(mean_GD, variance_GD), float(sums.count_G.sum())
     inverse_DDD = _inverses("MLLT", scatter_DDD)
+
+    def best_row(d: int, cofactor_D: np.ndarray) -> np.ndarray:
+        row_D = cofactor_D @ inverse_DDD[d]
+        return row_D * np.sqrt(frames / (row_D @ cofactor_D))
+
     matrix_DD = np.eye(len(scatter_DDD))
-    before = _mllt_objective(matrix_DD, scatter_DDD, frames)
-    gains: list[float] = []
-    for _ in range(SWEEPS):
-        cofactor_DD = np.linalg.inv(matrix_DD)  # columns, each up to a factor, which cancels
-        for d, inverse_DD in enumerate(inverse_DDD):
-            cofactor_D = cofactor_DD[:, d].copy()
-            row_D = cofactor_D @ inverse_DD
-            row_D *= np.sqrt(frames / (row_D @ cofactor_D))
-            _replace_row(matrix_DD, cofactor_DD, d, row_D)
-        gains.append((_mllt_objective(matrix_DD, scatter_DDD, frames) - before) / frames)
-        if _settled(gains):
-            break
-    return Transform(matrix_DD, frames, np.array(gains))
-
-
-def _mllt_objective(matrix_DD: np.ndarray, scatter_DDD: np.ndarray, frames: float) -> float:
-    return frames * float(np.linalg.slogdet(matrix_DD)[1]) - 0.5 * _fit(matrix_DD, scatter_DDD)
-
-
-def _fit(matrix_DE: np.ndarray, moment_DEE: np.ndarray) -> float:
-    """Return the sum over d of w_d G_d w_d'."""
-    return float(((matrix_DE[:, None] @ moment_DEE)[:, 0] * matrix_DE).sum())
-
-
-def _replace_row(matrix_DD: np.ndarray, inverse_DD: np.ndarray, d: int, row_D: np.ndarray) -> None:
-    """Set row d, and update the inverse in place (Sherman and Morrison).
-
-    Rounding adds up over such updates, so callers invert anew before each sweep.
-    """
-    change_D = (row_D - matrix_DD[d]) @ inverse_DD
-    matrix_DD[d] = row_D
-    inverse_DD -= np.outer(inverse_DD[:, d], change_D / (1 + change_D[d]))
-
-
-def _settled(gains: list[float]) -> bool:
-    return gains[-1] - (gains[-2] if len(gains) > 1 else 0.0) < SETTLED
+    quadratic = AffineSums(frames, np.zeros_like(matrix_DD), scatter_DDD)
+    return Transform(matrix_DD, frames, _sweeps(matrix_DD, quadratic, best_row))
 
 
 # --- fMLLR --------------------------------------------------------------------------------------
@@ -305,39 +277,19 @@ def fmllr(sums: AffineSums, min_count: float, start_DE: np.ndarray | None = None
         inverse_DEE = _inverses("fMLLR", sums.moment_DEE)
     except ValueError as error:
         return Transform(identity_DE, sums.count, np.zeros(0), str(error))
+
+    def best_row(d: int, cofactor_D: np.ndarray) -> np.ndarray:
+        """Return (alpha p + k) G^-1, with alpha from a quadratic equation."""
+        cofactor_E, linear_E, count = np.append(cofactor_D, 0.0), sums.linear_DE[d], sums.count
+        across_E = cofactor_E @ inverse_DEE[d]
+        a, b = float(across_E @ cofactor_E), float(across_E @ linear_E)
+        root = np.sqrt(b * b + 4 * a * count)
+        alphas = ((-b + root) / (2 * a), (-b - root) / (2 * a))
+        best = max(alphas, key=lambda alpha: count * np.log(abs(alpha * a + b)) - alpha**2 * a / 2)
+        return (best * cofactor_E + linear_E) @ inverse_DEE[d]
+
     matrix_DE = (identity_DE if start_DE is None else start_DE).copy()
-    before = _fmllr_objective(matrix_DE, sums)
-    gains: list[float] = []
-    cofactor_E = np.zeros(dims + 1)
-    for _ in range(SWEEPS):
-        cofactor_DD = np.linalg.inv(matrix_DE[:, :dims])
-        for d in range(dims):
-            cofactor_E[:dims] = cofactor_DD[:, d]
-            row_E = _affine_row(cofactor_E, sums.linear_DE[d], inverse_DEE[d], sums.count)
-            _replace_row(matrix_DE[:, :dims], cofactor_DD, d, row_E[:dims])
-            matrix_DE[d, dims] = row_E[dims]
-        gains.append((_fmllr_objective(matrix_DE, sums) - before) / sums.count)
-        if _settled(gains):
-            break
-    return Transform(matrix_DE, sums.count, np.array(gains))
-
-
-def _affine_row(
-    cofactor_E: np.ndarray, linear_E: np.ndarray, inverse_EE: np.ndarray, count: float
-) -> np.ndarray:
-    """Return the best row with all others fixed: (alpha p + k) G^-1, alpha from a quadratic."""
-    across_E = cofactor_E @ inverse_EE
-    a, b = float(across_E @ cofactor_E), float(across_E @ linear_E)
-    root = np.sqrt(b * b + 4 * a * count)
-    alphas = ((-b + root) / (2 * a), (-b - root) / (2 * a))
-    best = max(alphas, key=lambda alpha: count * np.log(abs(alpha * a + b)) - alpha**2 * a / 2)
-    return (best * cofactor_E + linear_E) @ inverse_EE
-
-
-def _fmllr_objective(matrix_DE: np.ndarray, sums: AffineSums) -> float:
-    fit = _fit(matrix_DE, sums.moment_DEE)
-    logdet = float(np.linalg.slogdet(matrix_DE[:, :-1])[1])
-    return sums.count * logdet + float((matrix_DE * sums.linear_DE).sum()) - 0.5 * fit
+    return Transform(matrix_DE, sums.count, _sweeps(matrix_DE, sums, best_row))
 
 
 def adapted(x_TD: np.ndarray, matrix_DE: np.ndarray | None) -> np.ndarray:
@@ -345,3 +297,42 @@ def adapted(x_TD: np.ndarray, matrix_DE: np.ndarray | None) -> np.ndarray:
     if matrix_DE is None:
         return x_TD
     return (x_TD @ matrix_DE[:, :-1].T + matrix_DE[:, -1]).astype(x_TD.dtype)
+
+
+# --- row by row ---------------------------------------------------------------------------------
+
+BestRow = Callable[[int, np.ndarray], np.ndarray]
+
+
+def _sweeps(matrix_DE: np.ndarray, sums: AffineSums, best_row: BestRow) -> np.ndarray:
+    """Maximise count * log|det A| + sum_d (w_d k_d' - 1/2 w_d G_d w_d') over W = [A ...].
+
+    Args:
+        matrix_DE: W, changed in place.
+        sums: count, k and G.
+        best_row: d, and the cofactors of row d of A, up to a factor -> the best row d of W with all
+            others fixed.
+    Returns:
+        The gain per frame after each sweep over the rows.
+    """
+    dims = len(matrix_DE)
+    square_DD = matrix_DE[:, :dims]
+
+    def objective() -> float:
+        logdet = float(np.linalg.slogdet(square_DD)[1])
+        fit = float(((matrix_DE[:, None] @ sums.moment_DEE)[:, 0] * matrix_DE).sum())
+        return sums.count * logdet + float((matrix_DE * sums.linear_DE).sum()) - 0.5 * fit
+
+    before, gains = objective(), [0.0]
+    for _ in range(SWEEPS):
+        cofactor_DD = np.linalg.inv(square_DD)
+        for d in range(dims):
+            row_E = best_row(d, cofactor_DD[:, d].copy())
+            change_D = (row_E[:dims] - square_DD[d]) @ cofactor_DD
+            matrix_DE[d] = row_E
+            # Sherman and Morrison; rounding adds up, so each sweep inverts anew
+            cofactor_DD -= np.outer(cofactor_DD[:, d], change_D / (1 + change_D[d]))
+        gains.append((objective() - before) / sums.count)
+        if gains[-1] - gains[-2] < SETTLED:
+            break
+    return np.array(gains[1:])
