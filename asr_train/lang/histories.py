@@ -68,17 +68,9 @@ class Histories(NamedTuple):
 @numba.njit(cache=True, nogil=True)
 def _place(first_H: Any, word_M: Any, history: Any, word: int) -> Any:
     """Return the n-gram of a word after a history, without back-off; -1 if there is none."""
-    low, high = first_H[history], first_H[history + 1]
-    end = high
-    while low < high:
-        middle = (low + high) // 2
-        if word_M[middle] < word:
-            low = middle + 1
-        else:
-            high = middle
-    if low < end and word_M[low] == word:
-        return np.int64(low)
-    return np.int64(-1)
+    first, end = first_H[history], first_H[history + 1]
+    m = first + np.searchsorted(word_M[first:end], word)
+    return np.int64(m if m < end and word_M[m] == word else -1)
 
 
 @numba.njit(cache=True, nogil=True)

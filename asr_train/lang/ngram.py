@@ -154,10 +154,6 @@ class Counts:
     count_N: np.ndarray
     suffix_N: np.ndarray
 
-    def context(self, base: int) -> np.ndarray:
-        """Return the index in the order below of all but the last word: int64 [N]."""
-        return self.key_N // base
-
 
 def count_ngrams(text: Text, order: int) -> list[Counts]:
     """Count the n-grams of orders 1 to `order`; none crosses a sentence end."""
@@ -185,7 +181,7 @@ def _adjusted(counts: list[Counts], base: int) -> list[np.ndarray]:
     adjusted = []
     for n, here in enumerate(counts, 1):
         if n > 1:
-            begins_N = begins_N[here.context(base)]
+            begins_N = begins_N[here.key_N // base]  # of the contexts
         if n == len(counts):
             adjusted.append(here.count_N)
         else:
@@ -234,7 +230,7 @@ def train(
     adjusted = [here.count_N for here in counts] if plainly else _adjusted(counts, base)
     adjusted[0] = np.where(np.arange(base) == B, 0, adjusted[0])  # <s> is never predicted
     for n, (here, count_N) in enumerate(zip(counts, adjusted, strict=True), 1):
-        context_N, contexts = here.context(base), len(place_N)
+        context_N, contexts = here.key_N // base, len(place_N)
         kept_N = here.count_N >= min_counts[n - 1] if n > 1 else np.ones(base, bool)
         steps = (0.0, 0.0, 0.0) if plainly else discounts(count_N)
         discount_N = np.array([0.0, *steps])[np.minimum(count_N, 3)]

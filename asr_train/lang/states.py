@@ -149,8 +149,7 @@ class States:
 
     def about(self) -> dict[str, Any]:
         """Return what an index or a model.json has about its states, which `stored` reads."""
-        known = {"num_states": self.num_states, "states_hash": self.hash}
-        return {**known, "states": self.plain()}
+        return {"num_states": self.num_states, "states_hash": self.hash, "states": self.plain()}
 
     @staticmethod
     def from_plain(content: dict[str, Any]) -> "States":
