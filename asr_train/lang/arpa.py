@@ -14,12 +14,12 @@ import gzip
 import itertools
 import unicodedata
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 
@@ -109,7 +109,12 @@ class NgramModel:
         """
         if n == 1:
             return word_T.astype(np.int64)
-        return _search(self.orders[n - 1].key_N, context_T, word_T, len(self.words))
+        key_N, key_T = self.orders[n - 1].key_N, context_T * len(self.words) + word_T
+        if len(key_N) == 0:
+            return np.full(len(key_T), -1, np.int64)
+        place_T = np.minimum(np.searchsorted(key_N, key_T), len(key_N) - 1)
+        there_T = (key_N[place_T] == key_T) & (context_T >= 0) & (word_T >= 0)
+        return np.where(there_T, place_T, -1)
 
     def conditional(self, ids_TK: np.ndarray) -> np.ndarray:
         """Return log10 P(last word | the K - 1 before it) of each row, with back-off: float64 [T].
@@ -147,13 +152,12 @@ class NgramModel:
         """
         get = self.id_of.get
         begin, end = self.id_of[BEGIN], self.id_of[END]
-        known, lengths = [], []
+        known: list[int] = []
+        since: list[int] = []  # words since the sentence's begin
         for sentence in sentences:
             known += [begin, *[get(word, -1) for word in sentence], end]
-            lengths.append(len(sentence) + 2)
-        id_T, length_S = np.array(known, np.int64), np.array(lengths, np.int64)
-        start_T = np.repeat(np.cumsum(length_S) - length_S, length_S)
-        since_T = np.arange(len(id_T)) - start_T  # words since the sentence's begin
+            since += range(len(sentence) + 2)
+        id_T, since_T = np.array(known, np.int64), np.array(since, np.int64)
         unknown_T = (id_T < 0) | (id_T == self.unknown)
         id_T[id_T < 0] = self.unknown
         window_TK = np.full((len(id_T), self.order), -1, np.int64)
@@ -173,16 +177,6 @@ class NgramModel:
         oovs = int(unknown_T.sum())
         value = 10 ** (-logp_T[~unknown_T].sum() / (len(logp_T) - oovs))
         return Perplexity(float(value), len(logp_T) - len(sentences), oovs, len(sentences))
-
-
-def _search(key_N: np.ndarray, context_T: np.ndarray, word_T: np.ndarray, base: int) -> np.ndarray:
-    """Return indices in `key_N` (sorted) of context * base + word; -1 if not found."""
-    if len(key_N) == 0:
-        return np.full(len(word_T), -1, np.int64)
-    key_T = context_T * base + word_T
-    place_T = np.minimum(np.searchsorted(key_N, key_T), len(key_N) - 1)
-    there_T = (key_N[place_T] == key_T) & (context_T >= 0) & (word_T >= 0)
-    return np.where(there_T, place_T, -1)
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -269,17 +263,19 @@ class _Reader:
         self.file, self.path, self.line = file, path, 0
         self.words: dict[str, str] = {}  # in upper case -> as in the file
         self.id_of: dict[str, int] = {}  # as in the file -> id
-        self.orders: list[Ngrams] = []
+        self.found = NgramModel([], [])  # so far
 
     def model(self) -> NgramModel:
         counts = self._header()
         for n, count in enumerate(counts, 1):
-            self.orders.append(self._section(n, count, highest=n == len(counts)))
-            if n == 1 and not {BEGIN, END} <= set(self.words):
-                self._fail(f"{BEGIN} and {END} must be among the 1-grams")
+            self.found.orders.append(self._section(n, count, highest=n == len(counts)))
+            if n == 1:
+                self.found.words.extend(self.words)
+                if not {BEGIN, END} <= set(self.words):
+                    self._fail(f"{BEGIN} and {END} must be among the 1-grams")
         if self._next() != "\\end\\":
             self._fail(f"the last section should have {counts[-1]} n-grams and then \\end\\")
-        return NgramModel(list(self.words), self.orders)
+        return self.found
 
     def _header(self) -> list[int]:
         """Return the numbers of n-grams; stop after the line `\\1-grams:`."""
@@ -303,14 +299,13 @@ class _Reader:
         """Return the n-grams of order n, sorted; the first line `\\n-grams:` is read already."""
         if n > 1 and (text := self._next()) != f"\\{n}-grams:":
             self._fail(f"{text!r} should be \\{n}-grams: after the {n - 1}-grams that are listed")
-        parts = []
+        none = np.zeros(0, np.float32)
+        parts = [(np.zeros(0, np.int64), none, none, np.zeros(0, np.int32))]
         while count > 0:
             rows, line_N = self._rows(n, count)
-            parts.append((*self._values(n, rows, line_N, highest), line_N))
+            if rows:
+                parts.append((*self._values(n, rows, line_N, highest), line_N))
             count -= len(rows)
-        if not parts:
-            none = np.zeros(0, np.float32)
-            return Ngrams(np.zeros(0, np.int64), none, none)
         key_N, logp_N, backoff_N, line_N = (np.concatenate(p) for p in zip(*parts, strict=True))
         del parts
         order_N = np.argsort(key_N, kind="stable")
@@ -339,8 +334,6 @@ class _Reader:
         self, n: int, rows: list[list[str]], line_N: np.ndarray, highest: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return keys, log10 P and back-offs of rows; fail with the line number of a wrong one."""
-        if not rows:
-            return np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.float32)
         if set(map(len, rows)) != {n + 2}:
             for row, line in zip(rows, line_N.tolist(), strict=True):
                 if len(row) == n + 1:
@@ -348,7 +341,11 @@ class _Reader:
                 elif len(row) != n + 2:
                     self._blame_length(n, row, line)
         logp, *words, backoff = zip(*rows, strict=True)
-        logp_N, backoff_N = (self._floats(column, line_N) for column in (logp, backoff))
+        what = "{!r} should be a number, log10 P or a back-off"
+        logp_N, backoff_N = (
+            np.array(self._each(float, column, line_N, what), np.float32)
+            for column in (logp, backoff)
+        )
         wrong_N = (logp_N > 1e-6) | ~np.isfinite(logp_N) | ~np.isfinite(backoff_N)
         if wrong_N.any():
             i = int(np.argmax(wrong_N))
@@ -359,10 +356,10 @@ class _Reader:
             )
         if n == 1:
             return self._unigrams(words[0], line_N), logp_N, backoff_N
-        ids = [self._ids(column, line_N) for column in words]
-        context_N = ids[0]
-        for m in range(2, n):
-            context_N = _search(self.orders[m - 1].key_N, context_N, ids[m - 1], len(self.words))
+        what, get = "the word {!r} is not among the 1-grams", self.id_of.__getitem__
+        columns = (self._each(get, column, line_N, what) for column in words)
+        ids_NK = np.stack([np.array(column, np.int64) for column in columns]).T
+        context_N = self.found.place(ids_NK[:, :-1])
         if (context_N < 0).any():
             i = int(np.argmax(context_N < 0))
             self._fail(
@@ -372,7 +369,7 @@ class _Reader:
             )
         if highest:
             backoff_N = np.zeros_like(backoff_N)  # some tools write one, without meaning
-        return context_N * len(self.words) + ids[-1], logp_N, backoff_N
+        return context_N * len(self.words) + ids_NK[:, -1], logp_N, backoff_N
 
     def _unigrams(self, words: Sequence[str], line_N: np.ndarray) -> np.ndarray:
         before = len(self.words)
@@ -384,23 +381,16 @@ class _Reader:
             self.id_of[word] = len(self.id_of)
         return np.arange(before, len(self.words))
 
-    def _ids(self, words: Sequence[str], line_N: np.ndarray) -> np.ndarray:
+    def _each(
+        self, value: Callable[[str], Any], column: Sequence[str], line_N: np.ndarray, what: str
+    ) -> list[Any]:
+        """Return the values of a column; fail with `what` about the first text that has none."""
+        values: list[Any] = []
         try:
-            return np.array(list(map(self.id_of.__getitem__, words)), np.int64)
-        except KeyError as error:
-            line = int(line_N[words.index(error.args[0])])
-            self._fail(f"the word {error.args[0]!r} is not among the 1-grams", line)
-
-    def _floats(self, column: Sequence[str], line_N: np.ndarray) -> np.ndarray:
-        try:
-            return np.array(list(map(float, column)), np.float32)
-        except ValueError:
-            for text, line in zip(column, line_N.tolist(), strict=True):
-                try:
-                    float(text)
-                except ValueError:
-                    self._fail(f"{text!r} should be a number, log10 P or a back-off", line)
-            raise
+            values.extend(map(value, column))  # keeps those before an error
+        except (KeyError, ValueError):
+            self._fail(what.format(column[len(values)]), int(line_N[len(values)]))
+        return values
 
     def _blame_length(self, n: int, row: list[str], line: int) -> NoReturn:
         if row[0].startswith("\\"):
