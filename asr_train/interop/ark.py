@@ -13,7 +13,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +29,7 @@ BROKEN = (
     OverflowError,  # an integer of more than 32 bits
 )
 Keyed = Iterator[tuple[str, np.ndarray]]
+Decode = Callable[[BinaryIO], np.ndarray]
 
 
 def read_matrices(path: Path | str) -> Keyed:
@@ -50,7 +51,7 @@ def read_int_vectors(path: Path | str) -> Keyed:
     return _read(Path(path), _int_vector)
 
 
-def _read(path: Path, decode: Callable[[BinaryIO], np.ndarray]) -> Keyed:
+def _read(path: Path, decode: Decode) -> Keyed:
     seen: set[str] = set()
     for key, array in (_listed if path.suffix == ".scp" else _archived)(path, decode):
         if key in seen:
@@ -59,7 +60,7 @@ def _read(path: Path, decode: Callable[[BinaryIO], np.ndarray]) -> Keyed:
         yield key, array
 
 
-def _archived(path: Path, decode: Callable[[BinaryIO], np.ndarray]) -> Keyed:
+def _archived(path: Path, decode: Decode) -> Keyed:
     with _opened(path) as file:
         while key := _key(file, path):
             yield key, _decoded(file, path, key, decode)
@@ -72,26 +73,21 @@ def _key(file: BinaryIO, path: Path) -> str:
         key += byte
     if byte == b"" and key.strip():
         raise _damaged(path, f"ends after {key[:40]!r} (byte {start})")
-    try:
-        name = key.decode()
-    except UnicodeDecodeError:
-        name = ""
-    if (key or byte) and name.split() != [name]:
+    name = key.decode(errors="ignore")
+    if (key or byte) and (name.split() != [name] or name.encode() != key):
         raise _damaged(path, f"has {key[:40]!r} where an utterance id should be (byte {start})")
     return name
 
 
-def _listed(path: Path, decode: Callable[[BinaryIO], np.ndarray]) -> Keyed:
+def _listed(path: Path, decode: Decode) -> Keyed:
     """Look up the places in an .scp, keeping the last archive open."""
-    last: Path | None = None
-    with ExitStack() as stack:
-        for number, line in enumerate(read_lines(path), 1):
-            key, archive, offset = _place(f"{path}, line {number}", line)
-            if archive != last:
-                stack.close()
-                last, file = archive, stack.enter_context(_opened(archive))
-            file.seek(offset)
-            yield key, _decoded(file, archive, key, decode)
+    lines = enumerate(read_lines(path), 1)
+    places = (_place(f"{path}, line {number}", line) for number, line in lines)
+    for archive, some in groupby(places, key=lambda place: place[1]):
+        with _opened(archive) as file:
+            for key, _, offset in some:
+                file.seek(offset)
+                yield key, _decoded(file, archive, key, decode)
 
 
 def _place(where: str, line: str) -> tuple[str, Path, int]:
@@ -125,9 +121,7 @@ def _opened(path: Path) -> BinaryIO:
         raise _damaged(path, f"cannot be unpacked ({error})") from error
 
 
-def _decoded(
-    file: BinaryIO, path: Path, key: str, decode: Callable[[BinaryIO], np.ndarray]
-) -> np.ndarray:
+def _decoded(file: BinaryIO, path: Path, key: str, decode: Decode) -> np.ndarray:
     start = file.tell()
     try:
         return decode(file)

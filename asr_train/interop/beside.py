@@ -67,10 +67,9 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name one with recordings and their texts")
-    paths: list[Path] = []
-    attributes: list[Path] = []
-    for path in sorted(_files(folder)):
-        (attributes if path.name.startswith("._") else paths).append(path)
+    files = sorted(_files(folder))
+    attributes = [path for path in files if path.name.startswith("._")]
+    paths = [path for path in files if not path.name.startswith("._")]
     audio, texts, grids = (_by_name(paths, kinds) for kinds in (SUFFIXES, TEXTS, (GRID,)))
     if not audio:
         raise ValueError(
@@ -98,14 +97,12 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
             name = stem.relative_to(folder)
             speaker = name.parts[0] if len(name.parts) > 1 else f"{name}."
             item = Item(name.as_posix(), speaker, audio[stem][0], texts[stem][0])
-            other = called.setdefault(item.label, item)
-            if other is not item:
-                problems.append(
-                    f"{item.audio} and {other.audio} would both be called {item.label}; "
-                    "rename one of them"
-                )
-                continue
             try:
+                if (other := called.setdefault(item.label, item)) is not item:
+                    raise ValueError(
+                        f"{item.audio} and {other.audio} would both be called {item.label}; "
+                        "rename one of them"
+                    )
                 items += _intervals(item) if item.text.suffix.lower() == GRID else [item]
             except ValueError as error:
                 problems.append(str(error))

@@ -45,6 +45,9 @@ class Source:
     channel: int | None = None
 
 
+Place = tuple[str, float, float | None, int | None]  # recording, start, end and channel
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """An utterance and its place in a recording.
@@ -91,36 +94,29 @@ def read_data_dir(folder: Path | str) -> DataDir:
             file only, or a command in wav.scp that is not recognised.
     """
     folder = Path(folder)
-    wavs = _table(folder / "wav.scp")
-    recordings = {
-        name: _source(f"{folder / 'wav.scp'}, line {number}", value, folder)
-        for name, (number, value) in wavs.items()
-    }
+    of = folder / "wav.scp"
+    lines = _table(of).items()
+    recordings = {i: _source(f"{of}, line {n}", value, folder) for i, (n, value) in lines}
     speakers = _table(folder / "utt2spk")
     texts = _table(folder / "text", empty=True)
-    segmented = (folder / "segments").exists()
-    if segmented:
-        table = folder / "segments"
-        places = {
-            name: _segment(f"{table}, line {number}", value, recordings)
-            for name, (number, value) in _table(table).items()
-        }
-    else:
-        places = {name: (name, 0.0, None, source.channel) for name, source in recordings.items()}
-    of = "segments" if segmented else "wav.scp"
+    places: dict[str, Place] = {i: (i, 0.0, None, s.channel) for i, s in recordings.items()}
+    if (folder / "segments").exists():
+        of = folder / "segments"
+        lines = _table(of).items()
+        places = {i: _segment(f"{of}, line {n}", value, recordings) for i, (n, value) in lines}
     if not places:
-        raise CorpusError(f"{folder / of} is empty; it must have a line per utterance")
+        raise CorpusError(f"{of} is empty; it must have a line per utterance")
     for name, known in (("utt2spk", speakers), ("text", texts)):
-        _check_same_ids(folder, of, set(places), name, set(known))
-    for utt_id, (number, speaker) in speakers.items():
+        _check_same_ids(folder, of.name, set(places), name, set(known))
+    for utt_id, (n, speaker) in speakers.items():
         if len(speaker.split()) != 1:
-            where = f"{folder / 'utt2spk'}, line {number}"
+            where = f"{folder / 'utt2spk'}, line {n}"
             raise CorpusError(f"{where}: {utt_id} has the speaker {speaker!r}; give it one word")
     utterances = [
-        Segment(utt_id, *places[utt_id], speakers[utt_id][1], " ".join(texts[utt_id][1].split()))
-        for utt_id in _sorted(places)
+        Segment(i, *places[i], speakers[i][1], " ".join(texts[i][1].split()))
+        for i in _sorted(places)
     ]
-    return DataDir(folder, recordings, utterances, segmented)
+    return DataDir(folder, recordings, utterances, of.name == "segments")
 
 
 def _table(path: Path, empty: bool = False) -> dict[str, tuple[int, str]]:
@@ -153,10 +149,7 @@ def _check_same_ids(folder: Path, one: str, ones: set[str], other: str, others: 
             )
 
 
-def _segment(
-    where: str, value: str, recordings: dict[str, Source]
-) -> tuple[str, float, float | None, int | None]:
-    """Return recording, start, end and channel, which may be missing."""
+def _segment(where: str, value: str, recordings: dict[str, Source]) -> Place:
     fields = value.split()
     try:
         recording, start, end = fields[0], float(fields[1]), float(fields[2])
@@ -195,9 +188,8 @@ def _source(where: str, value: str, folder: Path) -> Source:
     else:
         name, channel = value, None
     path = Path(name)
-    above = folder.resolve().parent.parent
-    if not path.exists() and (above / path).exists():
-        path = above / path
+    if not path.exists() and (above := folder.resolve().parent.parent / path).exists():
+        path = above
     return Source(where, Path(os.path.abspath(path)), channel)
 
 
@@ -213,9 +205,8 @@ def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
         program, *words = shlex.split(command[:-1])
     except ValueError:
         raise refused from None
-    names = [word for word in words if not word.startswith("-")]
     match Path(program).name, words:
-        case "flac", [*flags, name] if [name] == names and set(flags) <= _FLAC:
+        case "flac", [*flags, name] if set(flags) <= _FLAC and not name.startswith("-"):
             if all(set(flags) & needed for needed in _FLAC_NEEDS):  # else it encodes, or a file
                 return name, None
         case "sph2pipe", ["-f", "wav", *flags, name]:
@@ -225,18 +216,13 @@ def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
                 case ["-c", ("1" | "2") as number]:
                     return name, int(number) - 1
         case "sox", [name, *rest]:
-            rest = rest[len(_16_BIT) :] if rest[: len(_16_BIT)] == _16_BIT else rest
-            if rest[:1] == ["-r"] and len(rest) > 1 and rest[1].isdigit():
-                rest = rest[2:]  # files are read at their own rates
-            match rest:
-                case ["-t", "wav", "-"]:
-                    return name, None
-                case ["-t", "wav", "-", "remix", which] if re.fullmatch("[1-9][0-9]*", which):
-                    return name, int(which) - 1
+            if found := re.fullmatch(_SOX, " ".join(rest)):
+                return name, int(found[1]) - 1 if found[1] else None
     raise refused
 
 
-_16_BIT = ["-b", "16", "-e", "signed-integer"]
+# After the file; it is read at its own rate
+_SOX = r"(?:-b 16 -e signed-integer )?(?:-r [0-9]+ )?-t wav -(?: remix ([1-9][0-9]*))?"
 _FLAC_NEEDS = {"-d", "--decode"}, {"-c", "--stdout"}
 _FLAC = {"-s", "--silent"}.union(*_FLAC_NEEDS)
 
@@ -282,17 +268,16 @@ def _recordings(data: DataDir) -> dict[str, Recording]:
         if name not in used:
             continue
         try:
-            info = soundfile.info(source.path)
+            info, why = soundfile.info(source.path), ""
+            if info.frames >= UNKNOWN_SAMPLES:
+                why = "it does not say how long it is, like files written to a pipe; write it anew"
         except soundfile.LibsndfileError as error:
             why = error.error_string if source.path.exists() else "it is missing"
+        if why:
             bad.append(f"{source.where}: {source.path}: {why}")
-            continue
-        if info.frames >= UNKNOWN_SAMPLES:
-            why = "it does not say how long it is, like files written to a pipe; write it anew"
-            bad.append(f"{source.where}: {source.path}: {why}")
-            continue
-        size = info.samplerate, info.frames, info.channels
-        found[name] = whole_recording(name, source.path, *size)
+        else:
+            size = info.samplerate, info.frames, info.channels
+            found[name] = whole_recording(name, source.path, *size)
     if bad:
         raise CorpusError(
             f"{data.folder}: {len(bad)} of {len(used)} recordings cannot be read: {bad[0]}; "
@@ -340,7 +325,7 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
             "Kaldi; name a new one after the data folders"
         )
     rows, notes, names = [], [], [data.folder.resolve().name for data in datas]
-    listed: dict[str, list[str]] = {}
+    lists: dict[str, list[str]] = {}
     table = folder / TABLE
     if table.exists() and not (folder / OURS).exists():
         raise CorpusError(
@@ -359,7 +344,7 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
                 )
         rows += [_row(data, *pair) for pair in zip(data.utterances, cuts, strict=True)]
         speakers = _sorted({cut.supervisions[0].speaker for cut in cuts})
-        listed[name] = speakers
+        lists[f"speakers.{name}"] = speakers
         hours = sum(cut.duration for cut in cuts) / 3600
         notes.append(
             f"{name}: {spelled(len(cuts), 'utterance')}, {spelled(len(speakers), 'speaker')}, "
@@ -372,7 +357,6 @@ def write_folder(datas: Sequence[DataDir], folder: Path | str) -> list[str]:
                 "folders apart, give other names in one utt2spk"
             )
         heard.update(speakers)
-    lists = {f"speakers.{name}": speakers for name, speakers in listed.items()}
     earlier = read_lines(folder / OURS) if (folder / OURS).exists() else []
     for path in folder.glob("speakers.*"):
         if path.name in earlier and path.name not in lists:  # other lists may be the user's
@@ -423,15 +407,14 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
             f"{folder} is a data folder already, and {folder / OURS} does not mark it as an "
             "earlier export's; name another folder"
         )
-    by_id = {cut.id: cut for cut in cuts}
+    by_id = {cut.id: cut for cut in sorted(cuts, key=lambda cut: cut.id.encode())}
     if not cuts or len(by_id) < len(cuts):
         raise ValueError(f"{folder}: {len(cuts)} cuts with {len(by_id)} different ids")
-    order = _sorted(by_id)
-    speakers = {utt_id: by_id[utt_id].supervisions[0].speaker or "" for utt_id in order}
-    for utt_id, speaker in speakers.items():
-        _check_whole(by_id[utt_id])
-        recording_id = by_id[utt_id].recording_id
-        for what, name in (("id", utt_id), ("speaker", speaker), ("recording", recording_id)):
+    speakers = {utt_id: cut.supervisions[0].speaker or "" for utt_id, cut in by_id.items()}
+    for utt_id, cut in by_id.items():
+        _check_whole(cut)
+        names = {"id": utt_id, "speaker": speakers[utt_id], "recording": cut.recording_id}
+        for what, name in names.items():
             if name.split() != [name]:
                 raise ValueError(
                     f"{utt_id}: the {what} {name!r} is empty or has a space, which Kaldi splits "
@@ -463,14 +446,14 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
     for utt_id, speaker in speakers.items():
         of_speaker.setdefault(speaker, []).append(utt_id)
     files = {
-        "text": {i: " ".join((by_id[i].supervisions[0].text or "").split()) for i in order},
+        "text": {i: " ".join((c.supervisions[0].text or "").split()) for i, c in by_id.items()},
         "utt2spk": speakers,
         "spk2utt": {s: " ".join(of_speaker[s]) for s in _sorted(of_speaker)},
-        "utt2dur": {i: seconds_text(by_id[i].duration) for i in order},
+        "utt2dur": {i: seconds_text(cut.duration) for i, cut in by_id.items()},
         "reco2dur": {r: seconds_text(recordings[r].duration) for r in _sorted(recordings)},
     }
     if any(_is_part(cut) for cut in cuts):
-        files["segments"] = {i: _segment_text(by_id[i]) for i in order}
+        files["segments"] = {i: _segment_text(cut) for i, cut in by_id.items()}
     files["wav.scp"] = {r: _wav(recordings[r], heard[r][1]) for r in _sorted(recordings)}
     write_text(folder / OURS, "")
     for name in ("wav.scp", "segments"):  # of an earlier export, which is incomplete from here on
@@ -479,7 +462,7 @@ def write_data_dir(cuts: Sequence[MonoCut], folder: Path | str) -> list[str]:
         write_text(
             folder / name, "".join(f"{key} {value}".rstrip() + "\n" for key, value in rows.items())
         )
-    return _notes(order, speakers, list(files["wav.scp"].values()))
+    return _notes(speakers, files["wav.scp"].values())
 
 
 def _check_whole(cut: MonoCut) -> None:
@@ -542,15 +525,13 @@ def _wav(recording: Recording, channel: int) -> str:
     return f"sox {quoted}{bits}{rate} -t wav -{remix} |"
 
 
-def _notes(order: list[str], speakers: dict[str, str], wavs: list[str]) -> list[str]:
+def _notes(speakers: dict[str, str], wavs: Iterable[str]) -> list[str]:
     notes = []
-    by_speaker = sorted(order, key=lambda i: (speakers[i].encode(), i.encode()))
-    if by_speaker != order:
+    if sorted(speakers, key=lambda i: (speakers[i].encode(), i.encode())) != list(speakers):
         notes.append(
             "the ids do not begin with their speakers, as Kaldi's sorting expects; "
             "call utils/validate_data_dir.sh with --no-feats --no-spk-sort"
         )
-    programs = {wav.split()[0] for wav in wavs if wav.endswith("|")}
-    if programs:
+    if programs := {wav.split()[0] for wav in wavs if wav.endswith("|")}:
         notes.append(f"wav.scp decodes with {' and '.join(_sorted(programs))}: Kaldi needs it")
     return notes

@@ -24,11 +24,10 @@ class Objects:
     """Reads the objects of a file in order; errors name the file and the byte."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path, self._at = Path(path), 0
+        self.path = Path(path)
         self._content = self.path.read_bytes()
         self.binary = self._content[:2] == b"\0B"
-        if self.binary:
-            self._at = 2
+        self._at = 2 if self.binary else 0
 
     def damaged(self, what: str) -> DamagedFileError:
         """Return the error that says what is wrong at this place."""

@@ -24,15 +24,13 @@ def read_textgrid(path: Path | str) -> tuple[float, dict[str, list[Span]]]:
 
     try:
         grid = openTextgrid(str(path), includeEmptyIntervals=False, reportingMode="error")
-        tiers = {tier.name: tier for tier in grid.tiers if isinstance(tier, IntervalTier)}
-        spans = {
-            name: [
-                Span(label, start, round(end - start, 9))
-                for start, end, label in tier.entries
-                if label.strip()
-            ]
-            for name, tier in tiers.items()
-        }
+        spans = {}
+        for tier in grid.tiers:
+            if isinstance(tier, IntervalTier):
+                labelled = [entry for entry in tier.entries if entry.label.strip()]
+                spans[tier.name] = [
+                    Span(e.label, e.start, round(e.end - e.start, 9)) for e in labelled
+                ]
         return float(grid.maxTimestamp), spans
     except UnicodeDecodeError:
         read_text(path)  # its message says how to convert the file

@@ -4,7 +4,7 @@ Times are seconds from the recording's start. Knows nothing of files.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ def aligned(row: dict[str, Any], kind: str) -> Timed:
             "Kaldi's phones did not tell where the transcript's words are"
         )
     shift = row.get("features", {}).get("frame_shift", 0.0)
-    return _placed(row, _cut_off(items, row["duration"], shift))
+    return _placed(row, items, shift)
 
 
 def is_wordless(row: dict[str, Any]) -> bool:
@@ -102,27 +102,22 @@ def found(hyp: dict[str, Any], row: dict[str, Any]) -> Timed:
             f"{hyp['id']} has the words {' '.join(words)} but times of "
             f"{' '.join(item[0] for item in items)}; delete the hypotheses and decode again"
         )
-    return _placed(row, _cut_off(items, row["duration"], math.inf))
+    return _placed(row, items, math.inf)
 
 
-def _cut_off(items: Sequence[list[Any]], end: float, beyond: float) -> Iterator[list[Any]]:
-    """Yield items, cut off at the utterance's end if they end at most `beyond` seconds later."""
-    for label, start, seconds, *more in items:
+def _placed(row: dict[str, Any], items: Iterable[Sequence[Any]], beyond: float) -> Timed:
+    """Return the utterance with items whose times are relative to its start.
+
+    Items that end at most `beyond` seconds after the utterance are cut off there.
+    """
+    end, spans = row["duration"], []
+    for label, start, seconds, *rest in items:
         if end < start + seconds <= end + beyond:
             seconds = max(0.0, end - start)
-        yield [label, start, seconds, *more]
-
-
-def _placed(row: dict[str, Any], items: Iterable[list[Any]]) -> Timed:
-    """Return the utterance with items whose times are relative to its start."""
-    return place_of(row, tuple(_span(row, item) for item in items))
-
-
-def _span(row: dict[str, Any], item: list[Any]) -> Span:
-    label, start, seconds, *rest = item
-    if not (start >= 0 and seconds >= 0):
-        raise ValueError(f"{row['id']}: {label} starts at {start} s and lasts {seconds} s")
-    confidence = rest[0] if rest else None
-    if confidence is not None and not -1e-6 <= confidence <= 1 + 1e-6:
-        confidence = None  # an alignment's score, not a probability
-    return Span(str(label), float(start) + row["start"], float(seconds), confidence)
+        if not (start >= 0 and seconds >= 0):
+            raise ValueError(f"{row['id']}: {label} starts at {start} s and lasts {seconds} s")
+        confidence = rest[0] if rest else None
+        if confidence is not None and not -1e-6 <= confidence <= 1 + 1e-6:
+            confidence = None  # an alignment's score, not a probability
+        spans.append(Span(str(label), float(start) + row["start"], float(seconds), confidence))
+    return place_of(row, tuple(spans))

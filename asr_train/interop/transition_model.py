@@ -78,11 +78,10 @@ def read_transition_model(path: Path | str) -> TransitionModel:
     topology = _topology(objects)
     name = objects.expect("<Triples>", "<Tuples>")
     columns = 3 if name == "<Triples>" else 4
-    count = objects.int32()
-    rows = []
-    for _ in range(count):  # a file that ends early ends this, too
-        row = [objects.int32() for _ in range(columns)]
-        rows.append(row if columns == 4 else [*row, row[2]])
+    count = objects.int32()  # a file that ends early ends this, too
+    rows = [[objects.int32() for _ in range(columns)] for _ in range(count)]
+    if columns == 3:
+        rows = [[*row, row[2]] for row in rows]
     objects.expect(name.replace("<", "</"))
     objects.expect("<LogProbs>")
     logp_I = objects.float32s()
