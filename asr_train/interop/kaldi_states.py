@@ -10,6 +10,7 @@ are those that return to their first state, or have states that emit nothing.
 
 import math
 import unicodedata
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,17 +108,13 @@ def _hmms(model: TransitionModel, phones: dict[str, int]) -> Hmms:
     for phone, number in phones.items():
         _check_usable(phone, model.topology.of(number))
     place = {number: p for p, number in enumerate(phones.values())}
-    rows = tuple(
-        (place[number], j, enters, repeats, tuple(map(_chance, logp.tolist())))
-        for (number, j, enters, repeats), logp in zip(
-            model.state_N4.tolist(), model.logp_N, strict=True
-        )
-    )
-    topologies = tuple(
-        tuple((s.enters, s.repeats, tuple(to for to, _ in s.ways)) for s in entry[:-1])
+    pairs = zip(model.state_N4.tolist(), model.logp_N, strict=True)
+    rows = [[place[number], *more, *map(_chance, logp.tolist())] for (number, *more), logp in pairs]
+    topologies = [
+        [[s.enters, s.repeats, [to for to, _ in s.ways]] for s in entry[:-1]]
         for entry in model.topology.entries
-    )
-    return Hmms(topologies, tuple(model.topology.entry_of[n] for n in place), rows)
+    ]
+    return Hmms(topologies, [model.topology.entry_of[n] for n in place], rows)
 
 
 def _check_usable(phone: str, entry: Entry) -> None:
@@ -139,7 +136,7 @@ def _check_usable(phone: str, entry: Entry) -> None:
 
 def _check_together(tree: Tree, hmms: Hmms, phones: list[str]) -> None:
     known = set()
-    for phone, j, entered, repeated, _ in hmms.rows:
+    for phone, j, entered, repeated, *_ in hmms.rows:
         enters, repeats, _ = hmms.topology(phone)[j]
         known |= {(phone, enters, entered), (phone, repeats, repeated)}
     if unknown := sorted(tree.reached() - known):
@@ -173,20 +170,10 @@ def read_states(path: Path | str) -> States:
             f"{path} is not a list of states in format {FORMAT}; import them with import_kaldi.py "
             "states"
         )
-    states = States.stored(content, path)
-    if states.hmms is None:
-        raise ValueError(f"{path} has states of this program, not Kaldi's")
-    return states
+    return States.stored(content, path)
 
 
 # --- alignments ---------------------------------------------------------------------------------
-
-
-# Fields of a transition-id: row of `Hmms.rows` (Kaldi's transition-state, minus 1); phone, HMM
-# state and the one that follows; pdf-id; and whether the phone ends
-TRANSITION = np.dtype(
-    [*((name, "<i4") for name in ("row", "phone", "source", "target", "pdf")), ("last", "?")]
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,23 +182,25 @@ class TransitionIds:
 
     Attributes:
         states: of the model.
-        transitions_I: `TRANSITION` of each transition-id; entry 0 is unused.
+        transitions_I6: int32, of each transition-id: row of `Hmms.rows` (Kaldi's transition-state,
+            minus 1); phone, HMM state and the one that follows; pdf-id; and 1 if the phone ends.
+            Row 0 is unused.
     """
 
     states: States
-    transitions_I: np.ndarray
+    transitions_I6: np.ndarray
 
     @staticmethod
     def of(states: States) -> "TransitionIds":
         """Number the transitions of imported states as Kaldi does."""
         assert states.hmms is not None
-        found = [(NONE, NONE, NONE, NONE, NONE, False)]
-        for n, (phone, j, entered, repeated, _) in enumerate(states.hmms.rows):
+        found = [(NONE, NONE, NONE, NONE, NONE, 0)]
+        for n, (phone, j, entered, repeated, *_) in enumerate(states.hmms.rows):
             topology = states.hmms.topology(phone)
             for to in topology[j][2]:
                 pdf = repeated if to == j else entered
-                found.append((n, phone, j, to, pdf, to == len(topology)))
-        return TransitionIds(states, np.array(found, TRANSITION))
+                found.append((n, phone, j, to, pdf, int(to == len(topology))))
+        return TransitionIds(states, np.array(found, np.int32))
 
     def path(self, where: str, ids_T: np.ndarray, words: list[str]) -> Aligned:
         """Return an utterance's path; phones get words only if their names have positions.
@@ -222,46 +211,42 @@ class TransitionIds:
         Raises:
             ValueError: for ids that do not exist, or do not follow each other; names the frame.
         """
-        if len(ids_T) and not 1 <= ids_T.min() <= ids_T.max() < len(self.transitions_I):
+        if len(ids_T) and not 1 <= ids_T.min() <= ids_T.max() < len(self.transitions_I6):
             raise ValueError(
                 f"{where} has the ids {ids_T.min()} to {ids_T.max()} but the model's "
-                f"transition-ids are 1 to {len(self.transitions_I) - 1}; are these pdf-ids, or of "
+                f"transition-ids are 1 to {len(self.transitions_I6) - 1}; are these pdf-ids, or of "
                 "another model?"
             )
-        transition_T = self.transitions_I[ids_T]
-        starts = self._starts(where, transition_T)
-        phone_n = transition_T["phone"][starts]
+        transitions_T6 = self.transitions_I6[ids_T]
+        starts = self._starts(where, transitions_T6)
+        _, phone_T, position_T, _, pdf_T, _ = transitions_T6.T
+        phone_n = phone_T[starts]
         phones_N3 = np.stack([phone_n, starts, self._words(phone_n, words)], 1).astype(np.int32)
-        position_T = transition_T["source"].astype(np.int8)
-        return Aligned(transition_T["pdf"].copy(), position_T, phones_N3, math.nan, False)
+        return Aligned(pdf_T.copy(), position_T.astype(np.int8), phones_N3, math.nan, False)
 
-    def _starts(self, where: str, transition_T: np.ndarray) -> np.ndarray:
+    def _starts(self, where: str, transitions_T6: np.ndarray) -> np.ndarray:
         """Return the first frame of each phone, as Kaldi's SplitToPhones does."""
-        if not len(transition_T):
+        if not len(transitions_T6):
             return np.zeros(0, np.int64)
-        row_T, source_T, target_T = (
-            transition_T["row"],
-            transition_T["source"],
-            transition_T["target"],
-        )
+        row_T, phone_T, source_T, target_T, _, last_T = transitions_T6.T
         loop_T = source_T == target_T
         # A visit is a way out and self-loops, which come after it if Kaldi reordered the graph
-        reordered = self._reordered(row_T, loop_T)
-        stays_T = (loop_T[1:] if reordered else loop_T[:-1]) & (row_T[1:] == row_T[:-1])
+        is_new_T = row_T[1:] != row_T[:-1]
+        changes = np.flatnonzero(is_new_T & (loop_T[1:] != loop_T[:-1]))  # as in its IsReordered
+        reordered = loop_T[changes[0]] if len(changes) else not loop_T[0]
+        stays_T = (loop_T[1:] if reordered else loop_T[:-1]) & ~is_new_T
         first = np.flatnonzero(np.concatenate([[True], ~stays_T]))
-        out = first if reordered else np.concatenate([first[1:], [len(transition_T)]]) - 1
-        if (loop_T[out][:-1] if not reordered else loop_T[out]).any():
+        out = first if reordered else np.concatenate([first[1:], [len(row_T)]]) - 1
+        if loop_T[out if reordered else out[:-1]].any():
             at = int(out[np.flatnonzero(loop_T[out])[0]])
             raise ValueError(
                 f"{where}: the transition-ids of frame {at} and its neighbour cannot follow each "
                 "other; was this aligned with another model?"
             )
-        ends = transition_T["last"][out]
+        ends = last_T[out] > 0
         wanted_n = np.where(ends, 0, target_T[out])[:-1]
-        next_n = source_T[first[1:]]
-        phone_T = transition_T["phone"]
         same = ends[:-1] | (phone_T[first[1:]] == phone_T[first[:-1]])
-        if (wrong := (wanted_n != next_n) | ~same).any():
+        if (wrong := (wanted_n != source_T[first[1:]]) | ~same).any():
             at = int(first[1:][np.flatnonzero(wrong)[0]])
             raise ValueError(
                 f"{where}: at frame {at}, HMM state {source_T[at]} of "
@@ -269,14 +254,6 @@ class TransitionIds:
                 f"{wanted_n[np.flatnonzero(wrong)[0]]}; was this aligned with another model?"
             )
         return first[np.concatenate([[True], ends[:-1]])]
-
-    @staticmethod
-    def _reordered(row_T: np.ndarray, loop_T: np.ndarray) -> bool:
-        """Return whether self-loops come after the way out, as Kaldi's IsReordered finds."""
-        for t in np.flatnonzero(row_T[1:] != row_T[:-1]).tolist():
-            if loop_T[t] != loop_T[t + 1]:
-                return bool(loop_T[t])
-        return bool(not loop_T[0])
 
     def _words(self, phone_n: np.ndarray, words: list[str]) -> np.ndarray:
         """Return the word of each phone, by the position in the phones' names; -1: not known."""
@@ -313,10 +290,9 @@ def lexicon_of(path: Path | str, states: States, wanted: Iterable[str]) -> Found
     path = Path(path)
     skipped = {"lexiconp.txt": 1, "lexiconp_silprob.txt": 4, "align_lexicon.txt": 1}
     skip = skipped.get(path.name, 0)
-    names, words = set(states.phones), sorted(set(wanted))
-    asked = set(words)
-    prons: dict[str, list[Pronunciation]] = {}
-    chances: dict[str, set[str]] = {}
+    names, has_chances = set(states.phones), path.name.startswith("lexiconp")
+    prons: dict[str, list[Pronunciation]] = {word: [] for word in sorted(set(wanted))}
+    chances: dict[str, set[str]] = defaultdict(set)
     silent = 0
     for number, line in enumerate(read_lines(path), 1):
         fields = line.split()
@@ -326,9 +302,9 @@ def lexicon_of(path: Path | str, states: States, wanted: Iterable[str]) -> Found
         phones = fields[1 + skip :]
         if not phones:
             raise ValueError(f"{path}, line {number} is {line!r}, which has no phones; correct it")
-        if word not in asked:
+        if word not in prons:
             continue
-        if path.name.startswith("lexiconp") and not all(map(_is_number, fields[1 : 1 + skip])):
+        if has_chances and not all(map(_is_number, fields[1 : 1 + skip])):
             raise ValueError(
                 f"{path}, line {number} is {line!r}, without the {spelled(skip, 'number')} that a "
                 "file of this name has after the word; call it lexicon.txt if it has none"
@@ -342,11 +318,11 @@ def lexicon_of(path: Path | str, states: States, wanted: Iterable[str]) -> Found
                 f"{path}, line {number}: the model has no phone {unknown[0]}, with or without "
                 f"{', '.join(POSITIONS)}; take the lexicon that it was trained with"
             )
-        prons.setdefault(word, []).append(pron)
-        if path.name.startswith("lexiconp"):
-            chances.setdefault(word, set()).add(fields[1])
-    known = {word: tuple(dict.fromkeys(prons[word])) for word in words if word in prons}
-    missing = tuple(word for word in words if word not in prons)
+        prons[word].append(pron)
+        if has_chances:
+            chances[word].add(fields[1])
+    known = {word: tuple(dict.fromkeys(found)) for word, found in prons.items() if found}
+    missing = tuple(word for word, found in prons.items() if not found)
     weighed = sum(len(some) > 1 for some in chances.values())
     return Found(Lexicon(known, missing), silent, weighed)
 

@@ -7,7 +7,6 @@ nothing of how a tree finds them (lang.states), nor of files of other programs (
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -55,7 +54,7 @@ class Way:
     cost: float
 
 
-HmmState = tuple[int, int, tuple[int, ...]]  # class entered, class repeated, targets
+HmmState = list[Any]  # class entered, class repeated, list of targets
 
 
 @dataclass(frozen=True)
@@ -67,16 +66,16 @@ class Hmms:
             further ones, and its targets in order, itself included if it has a self-loop; the
             number of HMM states means the phone's end.
         topology_P: of each phone, its HMM in `topologies`.
-        rows: phone, HMM state, ids of first and further frames (NONE: no self-loop), and the
+        rows: phone, HMM state, ids of first and further frames (NONE: no self-loop), and then the
             probability of each target. All transitions in a row, and rows in order, are numbered
             from 1: Kaldi's transition-ids.
     """
 
-    topologies: tuple[tuple[HmmState, ...], ...]
-    topology_P: tuple[int, ...]
-    rows: tuple[tuple[int, int, int, int, tuple[float, ...]], ...]
+    topologies: list[list[HmmState]]
+    topology_P: list[int]
+    rows: list[list[Any]]
 
-    def topology(self, phone: int) -> tuple[HmmState, ...]:
+    def topology(self, phone: int) -> list[HmmState]:
         """Return the HMM states of a phone."""
         return self.topologies[self.topology_P[phone]]
 
@@ -95,8 +94,17 @@ class Hmms:
         return frames
 
     @cached_property
-    def _known(self) -> dict[tuple[int, int, int, int], tuple[float, ...]]:
-        return {row[:4]: row[4] for row in self.rows}
+    def _known(self) -> dict[tuple[int, int, int, int], tuple[list[tuple[int, float]], float]]:
+        """Of the first four of each row: its ways out, as in `Hmm`, and the self-loop's chance."""
+        known = {}
+        for phone, j, entered, repeated, *chances in self.rows:
+            targets = self.topology(phone)[j][2]
+            loop = chances[targets.index(j)] if j in targets else 0.0
+            rest = max(1 - loop, 1e-10)  # as in Kaldi's ComputeDerivedOfProbs
+            pairs = zip(targets, chances, strict=True)
+            ways = [(to, -math.log(chance / rest)) for to, chance in pairs if to != j]
+            known[phone, j, entered, repeated] = ways, loop
+        return known
 
     @cached_property
     def _made(self) -> dict[tuple[int, tuple[int, ...]], Hmm]:
@@ -118,46 +126,39 @@ class Hmms:
         for j, (enters, repeats, targets) in enumerate(self.topology(phone)):
             pair = ids[enters], ids[repeats] if j in targets else NONE
             # Without a self-loop, Kaldi may number the id of further frames or not
-            chances = self._known.get((phone, j, *pair))
-            if chances is None and pair[1] == NONE:
-                chances = self._known.get((phone, j, ids[enters], ids[repeats]))
-            if chances is None:
+            known = self._known.get((phone, j, *pair))
+            if known is None and pair[1] == NONE:
+                known = self._known.get((phone, j, ids[enters], ids[repeats]))
+            if known is None:
                 raise ValueError(
                     f"the tree gives HMM state {j} of phone {phone} the ids {pair}, which no "
                     "transition has; take tree and model of the same folder"
                 )
             entered.append(pair[0])
             repeated.append(pair[1])
-            more, loop = _ways(j, targets, chances)
-            ways += [(j, to, cost) for to, cost in more]
-            stay.append(loop)
+            ways += [(j, to, cost) for to, cost in known[0]]
+            stay.append(known[1])
         return Hmm(tuple(entered), tuple(repeated), tuple(ways), tuple(stay))
 
     def ways(self) -> Iterator[Way]:
         """Yield all ways out of all HMM states, in order of `rows`."""
-        for phone, j, entered, repeated, chances in self.rows:
-            targets = self.topology(phone)[j][2]
-            more, loop = _ways(j, targets, chances)
-            again = repeated if j in targets else NONE
-            for to, cost in more:
+        for (phone, j, entered, repeated), (ways, loop) in self._known.items():
+            again = repeated if j in self.topology(phone)[j][2] else NONE
+            for to, cost in ways:
                 yield Way(phone, j, to, entered, again, loop, cost)
 
     def loops(self, states: int) -> np.ndarray:
         """Return the mean self-loop probability of each id: float64 [S]; 1/2 if it has none."""
-        sums, counts = dict.fromkeys(range(states), 0.0), Counter[int]()
-        for way in self.ways():
-            if way.repeated != NONE and way.stay is not None:
-                sums[way.repeated] += way.stay
-                counts[way.repeated] += 1
-        return np.array([sums[s] / counts[s] if counts[s] else 0.5 for s in range(states)])
+        ways = [way for way in self.ways() if way.repeated != NONE]
+        ids = np.array([way.repeated for way in ways], np.int64)
+        count_S = np.bincount(ids, minlength=states)
+        sum_S = np.bincount(ids, np.array([way.stay for way in ways], np.float64), states)
+        return np.where(count_S > 0, sum_S / np.maximum(count_S, 1), 0.5)
 
     def plain(self) -> dict[str, Any]:
         """Return JSON-able data, which `from_plain` reads."""
-        return {
-            "topologies": self.topologies,
-            "topology": self.topology_P,
-            "transitions": [(*row[:4], *row[4]) for row in self.rows],
-        }
+        hmms = {"topologies": self.topologies, "topology": self.topology_P}
+        return {**hmms, "transitions": self.rows}
 
     @staticmethod
     def from_plain(content: dict[str, Any]) -> "Hmms":
@@ -171,21 +172,4 @@ class Hmms:
                 raise ValueError(
                     f"an HMM of {len(states)} states has {states}, which lead elsewhere"
                 )
-        return Hmms(
-            tuple(
-                tuple((enters, repeats, tuple(to)) for enters, repeats, to in states)
-                for states in content["topologies"]
-            ),
-            tuple(content["topology"]),
-            tuple((*row[:4], tuple(row[4:])) for row in content["transitions"]),
-        )
-
-
-def _ways(
-    j: int, targets: tuple[int, ...], chances: tuple[float, ...]
-) -> tuple[list[tuple[int, float]], float]:
-    """Return targets with costs relative to all but the self-loop, and the self-loop's chance."""
-    loop = chances[targets.index(j)] if j in targets else 0.0
-    rest = max(1 - loop, 1e-10)  # as in Kaldi's ComputeDerivedOfProbs
-    pairs = zip(targets, chances, strict=True)
-    return [(to, -math.log(chance / rest)) for to, chance in pairs if to != j], loop
+        return Hmms(content["topologies"], content["topology"], content["transitions"])
