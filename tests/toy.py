@@ -102,10 +102,8 @@ def random_tree(states: States, rng, share=(), depth=2) -> Tree:
                 apart = lambda p=phone: asked(CENTRE, [p], leaf, leaf)  # noqa: E731
                 some = rng.permutation(phones)[: phones // 2]
                 root_PJ[phone, j] = asked(rng.choice([LEFT, RIGHT]), some, apart, leaf)
-    question_N, side_N, yes_N, no_N, leaf_N = np.array(rows).T.astype(np.int32)
-    side_N = side_N.astype(np.int8)
-    tables = np.array(questions, bool).reshape(-1, phones), question_N, side_N, yes_N, no_N, leaf_N
-    return Tree(*tables, root_PJ.astype(np.int32))
+    questions_QP = np.array(questions, bool).reshape(-1, phones)
+    return Tree(questions_QP, *np.array(rows, np.int32).T, root_PJ.astype(np.int32))
 
 
 def tied(lang: Lang, rng, share=(), depth=2) -> States:

@@ -33,8 +33,10 @@ from asr_train.schema import AliSettings, GmmSettings
 from asr_train.search.forced import ready
 
 Log = Callable[[dict[str, Any]], None]
+Outcomes = list[Outcome | None]  # of all utterances; None: not aligned yet
+Pairs = list[tuple[Utterance, Aligned]]
 Sums = TypeVar("Sums")
-Arrays = Sequence[np.ndarray]
+OfFrames = Callable[[np.ndarray, np.ndarray], Sums]  # of frames and their states
 CHUNK = 50  # utterances summed together
 LEAST_VARIANCE = 1e-6
 
@@ -89,13 +91,12 @@ class Start:
     """The state before the first pass.
 
     Attributes:
-        outcomes: None if not yet aligned.
         floor_D: lower limit of the variances.
     """
 
     model: Mixtures
     read: Adapted
-    outcomes: list[Outcome | None]
+    outcomes: Outcomes
     floor_D: np.ndarray
 
 
@@ -110,11 +111,9 @@ def _start_flat(job: Job) -> Start:
     front = Front(job.settings.front)
     read = front(feats)
     mean_D, variance_D = _moments(read, feats.utterances)
-    s = lang.states.num_states
     loop_S = usual_loops(lang, feats.settings.shift_seconds)
     floor_D = job.settings.variance_floor * variance_D
-    none = np.zeros(s), np.zeros((s, len(mean_D))), np.zeros((s, len(mean_D)))
-    gmm = _gaussians(none, (mean_D, variance_D), floor_D, loop_S)
+    gmm = alike = _alike(mean_D, variance_D, loop_S)
     chosen = easiest(feats.utterances, lang, flat.utterances, flat.seconds)
     if not chosen:
         raise ValueError(
@@ -124,33 +123,21 @@ def _start_flat(job: Job) -> Start:
     frames = sum(u.frames for u in chosen)
     for number in range(1, flat.passes + 1):
         start = time.time()
-        *sums, loglik = flat_start(gmm.scores, read, chosen, lang, loop_S)
-        gmm = _gaussians(sums, (mean_D, variance_D), floor_D, loop_S)
-        job.log(
-            {
-                "flat_pass": number,
-                "utterances": len(chosen),
-                "loglik_per_frame": round(loglik / frames, 4),
-                "seconds": round(time.time() - start, 2),
-            }
-        )
+        frames_S, sum_SD, squares_SD, loglik = flat_start(gmm.scores, read, chosen, lang, loop_S)
+        counts = Counts(frames_S, sum_SD, squares_SD, frames_S, visits_S=frames_S)
+        gmm = replace(estimate(alike, counts, floor_D, job.settings.min_count), loop_S=loop_S)
+        per_frame, seconds = round(loglik / frames, 4), round(time.time() - start, 2)
+        row = {"flat_pass": number, "utterances": len(chosen), "loglik_per_frame": per_frame}
+        job.log({**row, "seconds": seconds})
     outcomes = [unfit(u.words.split(), u.frames, lang) for u in feats.utterances]
     return Start(Mixtures(front, gmm, lang.states), Adapted(read), list(outcomes), floor_D)
 
 
-def _gaussians(sums: Arrays, others: Arrays, floor_D: np.ndarray, loop_S: np.ndarray) -> Gmm:
-    """Return one Gaussian per state.
-
-    Args:
-        sums: frames, sums and sums of squares, by state.
-        others: mean and variance of states with few frames.
-    """
-    (frames_S, sum_SD, squares_SD), (mean_D, variance_D) = sums, others
-    some_S1 = np.maximum(frames_S, 1e-3)[:, None]
-    means_SD = np.where(some_S1 < 2, mean_D, sum_SD / some_S1)
-    variances_SD = np.where(some_S1 < 2, variance_D, squares_SD / some_S1 - means_SD**2)
-    s = len(frames_S)
-    return Gmm(np.arange(s), np.ones(s), means_SD, np.maximum(variances_SD, floor_D), loop_S)
+def _alike(mean_D: np.ndarray, variance_D: np.ndarray, loop_S: np.ndarray) -> Gmm:
+    """Return one Gaussian per state, the same for all."""
+    s = len(loop_S)
+    means_SD, variances_SD = (np.tile(array_D, (s, 1)) for array_D in (mean_D, variance_D))
+    return Gmm(np.arange(s), np.ones(s), means_SD, variances_SD, loop_S)
 
 
 def _moments(read: Read, utterances: list[Utterance]) -> tuple[np.ndarray, np.ndarray]:
@@ -171,13 +158,9 @@ def _start_from(job: Job, before: Mixtures) -> Start:
     aligned = [o for o in outcomes if isinstance(o, Aligned)]
     if not aligned:
         raise ValueError("the previous system aligned no utterance; was it trained on this corpus?")
-    row: dict[str, Any] = {
-        "start": "the previous system",
-        "loglik_per_frame": round(
-            sum(o.loglik for o in aligned) / sum(len(o.states_T) for o in aligned), 4
-        ),
-        "lost": sum(isinstance(o, Lost) for o in outcomes),
-    }
+    loglik, frames = sum(o.loglik for o in aligned), sum(len(o.states_T) for o in aligned)
+    row: dict[str, Any] = {"start": "the previous system"}
+    row |= {"loglik_per_frame": round(loglik / frames, 4), "lost": len(outcomes) - len(aligned)}
     front = before.front if settings.front is None else Front(settings.front)
     if settings.lda is not None:
         front = replace(front, transform_dD=_lda(job, front, outcomes, before.states))
@@ -200,7 +183,7 @@ def _start_from(job: Job, before: Mixtures) -> Start:
     return Start(Mixtures(front, gmm, states), read, moved, floor_D)
 
 
-def _aligned_by(job: Job, before: Mixtures) -> tuple[Adapted, list[Outcome | None]]:
+def _aligned_by(job: Job, before: Mixtures) -> tuple[Adapted, Outcomes]:
     """Return how the previous system read the utterances, and its alignments."""
     spoken, read = transcripts(job.utterances), Adapted(before.front(job.feats))
     if before.adaptive is not None:
@@ -216,10 +199,8 @@ def triphone_keys(outcome: Aligned) -> np.ndarray:
     The neighbours at the ends of an utterance are silence; silence itself has none.
     """
     phone_N = outcome.phones_N3[:, 0]
-    edge = np.zeros(1, np.int32)
-    left_N = np.concatenate([edge, phone_N[:-1]])
-    right_N = np.concatenate([phone_N[1:], edge])
-    key_N3 = np.stack([left_N, phone_N, right_N], 1)
+    around_N = np.pad(phone_N, 1)
+    key_N3 = np.stack([around_N[:-2], phone_N, around_N[2:]], 1)
     key_N3[phone_N == 0] = 0
     key_T3 = key_N3[outcome.phone_of_frames()]
     return np.column_stack([key_T3, outcome.position_T]).astype(np.int32)
@@ -238,9 +219,7 @@ def _with_states(outcome: Aligned, states: States) -> Aligned:
     return replace(outcome, states_T=states.table_LPRJ[left_T, phone_T, right_T, position_T])
 
 
-def _by_chunk(
-    job: Job, outcomes: list[Outcome | None], of: Callable[[list[tuple[Utterance, Aligned]]], Sums]
-) -> Iterator[Sums]:
+def _by_chunk(job: Job, outcomes: Outcomes, of: Callable[[Pairs], Sums]) -> Iterator[Sums]:
     """Yield `of`(the aligned utterances) of each chunk that has any, in order."""
 
     def one(chunk: range) -> Sums | None:
@@ -250,13 +229,7 @@ def _by_chunk(
     yield from (sums for sums in parallel_map(one, job.chunks(), "") if sums is not None)
 
 
-def _summed(
-    job: Job,
-    read: Read,
-    outcomes: list[Outcome | None],
-    states: States,
-    of: Callable[[np.ndarray, np.ndarray], Sums],
-) -> Sums:
+def _summed(job: Job, read: Read, outcomes: Outcomes, states: States, of: OfFrames[Sums]) -> Sums:
     """Add up `of`(frames, their states) of all chunks, in order: the statistics of LDA and MLLT.
 
     Silence is left out, unless the settings want it.
@@ -264,7 +237,7 @@ def _summed(
     assert job.settings.lda is not None
     without = () if job.settings.lda.silence else states.of(SILENCE)
 
-    def frames_of(aligned: list[tuple[Utterance, Aligned]]) -> Sums:
+    def frames_of(aligned: Pairs) -> Sums:
         x_ND = np.concatenate([read(utterance) for utterance, _ in aligned])
         state_N = np.concatenate([o.states_T for _, o in aligned])
         if without:
@@ -275,10 +248,10 @@ def _summed(
     return reduce(add, _by_chunk(job, outcomes, frames_of))
 
 
-def _triphones(job: Job, read: Read, outcomes: list[Outcome | None]) -> Stats:
+def _triphones(job: Job, read: Read, outcomes: Outcomes) -> Stats:
     """Sum the frames of every phone in context, by position."""
 
-    def of(aligned: list[tuple[Utterance, Aligned]]) -> Stats:
+    def of(aligned: Pairs) -> Stats:
         return summed(Stats.of(triphone_keys(o), read(utterance)) for utterance, o in aligned)
 
     return summed(_by_chunk(job, outcomes, of))
@@ -293,45 +266,40 @@ def _one_gaussian_each(
     """
     left_K, phone_K, right_K, position_K = stats.key_K4.T
     state_K = states.table_LPRJ[left_K, phone_K, right_K, position_K]
-    s, dims = states.num_states, stats.sum_KD.shape[1]
-    frames_S = np.bincount(state_K, stats.count_K, s)
-    sum_SD, squares_SD = np.zeros((s, dims)), np.zeros((s, dims))
-    np.add.at(sum_SD, state_K, stats.sum_KD)
-    np.add.at(squares_SD, state_K, stats.squares_KD)
-    mean_D = sum_SD.sum(0) / frames_S.sum()
-    variance_D = squares_SD.sum(0) / frames_S.sum() - mean_D**2 + LEAST_VARIANCE
+    sum_SM = np.zeros((states.num_states, stats.sum_KM.shape[1]))
+    np.add.at(sum_SM, state_K, stats.sum_KM)
+    total_M = sum_SM.sum(0)
+    mean_D, square_D = np.split(total_M[1:] / total_M[0], 2)
+    variance_D = square_D - mean_D**2 + LEAST_VARIANCE
     floor_D = settings.variance_floor * variance_D
-    loop_S = (frames_S - visits_S + 1) / (frames_S + 2)
-    sums = frames_S, sum_SD, squares_SD
-    return _gaussians(sums, (mean_D, variance_D), floor_D, loop_S), floor_D
+    frames_S, (sum_SD, squares_SD) = sum_SM[:, 0], np.split(sum_SM[:, 1:], 2, axis=1)
+    counts = Counts(frames_S, sum_SD, squares_SD, frames_S, visits_S)
+    alike = _alike(mean_D, variance_D, np.full(states.num_states, 0.5))
+    return estimate(alike, counts, floor_D, settings.min_count), floor_D
 
 
 # --- linear transforms --------------------------------------------------------------------------
 
 
-def _lda(job: Job, front: Front, outcomes: list[Outcome | None], states: States) -> np.ndarray:
+def _lda(job: Job, front: Front, outcomes: Outcomes, states: States) -> np.ndarray:
     """Estimate the projection of spliced frames that separates the previous system's states."""
     assert job.settings.lda is not None
-    total = _summed(
-        job,
-        front(job.feats),
-        outcomes,
-        states,
-        lambda x_ND, states_N: Classes.of(x_ND, states_N, states.num_states),
-    )
+
+    def of(x_ND: np.ndarray, state_N: np.ndarray) -> Classes:
+        return Classes.of(x_ND, state_N, states.num_states)
+
+    total = _summed(job, front(job.feats), outcomes, states, of)
     return lda(total, job.settings.lda.dims).astype(np.float32)
 
 
-def _mllt(job: Job, model: Mixtures, outcomes: list[Outcome | None]) -> tuple[Mixtures, float]:
+def _mllt(job: Job, model: Mixtures, outcomes: Outcomes) -> tuple[Mixtures, float]:
     """Transform the features so that diagonal covariances fit better; transform the means too."""
     gmm = model.gmm
-    total = _summed(
-        job,
-        model.front(job.feats),
-        outcomes,
-        model.states,
-        lambda x_ND, states_N: FullSums.of(x_ND, gmm.shares(x_ND, states_N), gmm.variance_GD),
-    )
+
+    def of(x_ND: np.ndarray, state_N: np.ndarray) -> FullSums:
+        return FullSums.of(x_ND, gmm.shares(x_ND, state_N), gmm.variance_GD)
+
+    total = _summed(job, model.front(job.feats), outcomes, model.states, of)
     turn = mllt(total, gmm.mean_GD, gmm.variance_GD)
     assert model.front.transform_dD is not None
     turned_dD = (turn.matrix @ model.front.transform_dD).astype(np.float32)
@@ -340,27 +308,15 @@ def _mllt(job: Job, model: Mixtures, outcomes: list[Outcome | None]) -> tuple[Mi
     return replace(model, front=front, gmm=turned), turn.gain_per_frame
 
 
-def _unadapted(
-    job: Job,
-    gmm: Gmm,
-    read: Adapted,
-    outcomes: list[Outcome | None],
-    counts: Counts,
-    floor_D: np.ndarray,
-) -> Gmm:
-    """Estimate the Gaussians of unadapted frames, with the shares of the adapted ones.
+def _unadapted(job: Job, gmm: Gmm, read: Adapted, outcomes: Outcomes) -> Counts:
+    """Sum unadapted frames, with the shares of the adapted ones; visits are not counted."""
 
-    Args:
-        counts: of the adapted frames, by the Gaussians of `gmm`.
-    """
-
-    def of(aligned: list[tuple[Utterance, Aligned]]) -> Counts:
+    def of(aligned: Pairs) -> Counts:
         x_ND, plain_ND = (np.concatenate([r(u) for u, _ in aligned]) for r in (read, read.plain))
         state_N = np.concatenate([o.states_T for _, o in aligned])
         return count(gmm, x_ND, state_N, np.zeros(gmm.num_states), plain_ND)
 
-    total: Counts = reduce(add, _by_chunk(job, outcomes, of))
-    return estimate(gmm, replace(total, visits_S=counts.visits_S), floor_D, job.settings.min_count)
+    return reduce(add, _by_chunk(job, outcomes, of))
 
 
 # --- passes -------------------------------------------------------------------------------------
@@ -380,7 +336,8 @@ def _passes(job: Job, begin: Start) -> tuple[Mixtures, list[Outcome]]:
         outcomes, counts, loglik = _pass(job, model, read, before, realign)
         gmm = estimate(model.gmm, counts, floor_D, own.min_count)
         if own.fmllr is not None and number == own.passes:
-            unadapted = _unadapted(job, model.gmm, read, outcomes, counts, floor_D)
+            plain = replace(_unadapted(job, model.gmm, read, outcomes), visits_S=counts.visits_S)
+            unadapted = estimate(model.gmm, plain, floor_D, own.min_count)
             model = replace(model, adaptive=SpeakerAdaptive(unadapted, own.fmllr))
         model = replace(model, gmm=gmm)
         row: dict[str, Any] = {"pass": number, "realigned": realign, "gaussians": len(gmm.state_G)}
@@ -406,15 +363,15 @@ def _passes(job: Job, begin: Start) -> tuple[Mixtures, list[Outcome]]:
 
 
 def _pass(
-    job: Job, model: Mixtures, read: Adapted, outcomes: list[Outcome | None], realign: bool
-) -> tuple[list[Outcome | None], Counts, float]:
+    job: Job, model: Mixtures, read: Adapted, outcomes: Outcomes, realign: bool
+) -> tuple[Outcomes, Counts, float]:
     """Go through all utterances: alignments (new if `realign`), their sums and likelihood."""
     gmm = model.gmm
     aligner = Aligner(job.lang, model.states, gmm.loop_S, job.ali)
     gmm.terms, gmm.first_S, ready()
 
-    def one(chunk: range) -> tuple[list[Outcome | None], Counts]:
-        new: list[Outcome | None]
+    def one(chunk: range) -> tuple[Outcomes, Counts]:
+        new: Outcomes
         new, xs = [], [np.zeros((0, gmm.mean_GD.shape[1]), np.float32)]
         states = [np.zeros(0, np.int32)]
         visits_S = np.zeros(gmm.num_states)
@@ -431,7 +388,7 @@ def _pass(
                 visits_S += _visits(outcome, gmm.num_states)
         return new, count(gmm, np.concatenate(xs), np.concatenate(states), visits_S)
 
-    new: list[Outcome | None] = []
+    new: Outcomes = []
     total: Counts | None = None
     for some, counts in parallel_map(one, job.chunks(), ""):
         new += some

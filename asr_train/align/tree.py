@@ -38,26 +38,19 @@ class Stats:
     Attributes:
         key_K4: int [K, 4], (left, centre, right, position); no row twice. Silence is phone 0; its
             own contexts do not matter.
-        count_K: float64 [K], frames.
-        sum_KD, squares_KD: float64 [K, D], sums of the frames and of their squares.
+        sum_KM: float64 [K, 1 + 2D], number of frames, their sums, and sums of their squares.
     """
 
     key_K4: np.ndarray
-    count_K: np.ndarray
-    sum_KD: np.ndarray
-    squares_KD: np.ndarray
+    sum_KM: np.ndarray
 
     @staticmethod
     def of(key_T4: np.ndarray, x_TD: np.ndarray) -> "Stats":
         """Sum frames, with the triphone state of each."""
         key_K4, inverse_T = np.unique(key_T4, axis=0, return_inverse=True)
-        key_T, size, x_TD = inverse_T.reshape(-1), len(key_K4), x_TD.astype(np.float64)
-        count_K = np.bincount(key_T).astype(np.float64)
-        return Stats(key_K4, count_K, sums_by(key_T, x_TD, size), sums_by(key_T, x_TD * x_TD, size))
-
-    def matrix(self) -> np.ndarray:
-        """Return count, sums and squares side by side: float64 [K, 1 + 2D]."""
-        return np.column_stack([self.count_K, self.sum_KD, self.squares_KD])
+        x_TD = x_TD.astype(np.float64)
+        x_TM = np.column_stack([np.ones(len(x_TD)), x_TD, x_TD * x_TD])
+        return Stats(key_K4, sums_by(inverse_T.reshape(-1), x_TM, len(key_K4)))
 
 
 def summed(every: Iterable[Stats]) -> Stats:
@@ -68,15 +61,13 @@ def summed(every: Iterable[Stats]) -> Stats:
     """
     sums: dict[tuple[int, ...], np.ndarray] = {}
     for stats in every:
-        for key, sum_M in zip(map(tuple, stats.key_K4.tolist()), stats.matrix(), strict=True):
+        for key, sum_M in zip(map(tuple, stats.key_K4.tolist()), stats.sum_KM, strict=True):
             if key in sums:
                 sums[key] += sum_M
             else:
                 sums[key] = sum_M.copy()  # a view would keep the matrix in memory
     keys = sorted(sums)
-    sum_KM = np.array([sums[key] for key in keys])
-    count_K1, sum_KD, squares_KD = np.split(sum_KM, [1, 1 + sum_KM.shape[1] // 2], axis=1)
-    return Stats(np.array(keys, np.int32), count_K1[:, 0], sum_KD, squares_KD)
+    return Stats(np.array(keys, np.int32), np.array([sums[key] for key in keys]))
 
 
 def loglik(stats_NM: np.ndarray, floor_D: np.ndarray) -> np.ndarray:
@@ -101,9 +92,9 @@ def loglik(stats_NM: np.ndarray, floor_D: np.ndarray) -> np.ndarray:
 
 def variance_floor(stats: Stats, share: float) -> np.ndarray:
     """Return `share` of the variance over all frames: float64 [D]."""
-    frames = stats.count_K.sum()
-    mean_D = stats.sum_KD.sum(0) / frames
-    floor_D: np.ndarray = share * (stats.squares_KD.sum(0) / frames - mean_D**2)
+    total_M = stats.sum_KM.sum(0)
+    mean_D, square_D = np.split(total_M[1:] / total_M[0], 2)
+    floor_D: np.ndarray = share * (square_D - mean_D**2)
     if not (floor_D > 0).all():
         worst = int(np.argmin(floor_D))
         raise ValueError(
@@ -131,7 +122,7 @@ def questions(
         centre_K, position_K = stats.key_K4[:, 1], stats.key_K4[:, 3]
         chosen_K = (position_K == wanted_P[centre_K]) & (centre_K > 0)
         pooled_PM = np.zeros((phones, 1 + 2 * len(floor_D)))
-        np.add.at(pooled_PM, centre_K[chosen_K], stats.matrix()[chosen_K])
+        np.add.at(pooled_PM, centre_K[chosen_K], stats.sum_KM[chosen_K])
         sets += _clusters(pooled_PM, floor_D)
     kept: dict[bytes, np.ndarray] = {}
     for set_P in sets:
@@ -191,7 +182,8 @@ class _Node:
     rows: np.ndarray  # of the statistics
     centres: int  # phones that start from its root
     loglik: float
-    split: tuple[int, int] | None = None  # question and side; None: a leaf
+    question: int = -1  # -1: a leaf
+    side: int = 0
     yes: int = -1
     no: int = -1
     leaf: int = -1
@@ -201,7 +193,7 @@ class _Forest:
     """All trees while they grow."""
 
     def __init__(self, stats: Stats, questions_QP: np.ndarray, floor_D: np.ndarray, least: float):
-        self.key_K4, self.sum_KM = stats.key_K4, stats.matrix()
+        self.key_K4, self.sum_KM = stats.key_K4, stats.sum_KM
         self.questions_QP, self.floor_D, self.least = questions_QP, floor_D, least
         self.asked_QP = questions_QP.astype(np.float64)
         self.nodes: list[_Node] = []
@@ -235,14 +227,14 @@ class _Forest:
         gain = float(gain_X[best]) - node.loglik
         return (gain, question, sides[side]) if gain > ROUNDING * abs(node.loglik) else None
 
-    def split(self, number: int, question: int, side: int) -> tuple[int, int]:
+    def split(self, number: int, question: int, side: int) -> list[int]:
         """Split a leaf by a question; return the new leaves."""
         node = self.nodes[number]
         answer_K = self.questions_QP[question, self.key_K4[node.rows, COLUMN[side]]]
-        node.split = (question, side)
+        node.question, node.side = question, side
         node.yes = self.add(node.rows[answer_K], node.centres)
         node.no = self.add(node.rows[~answer_K], node.centres)
-        return node.yes, node.no
+        return [node.yes, node.no]
 
     def below(self, root: int) -> list[int]:
         """Return the root and all nodes under it, `yes` first."""
@@ -250,12 +242,9 @@ class _Forest:
         while todo:
             order.append(todo.pop())
             node = self.nodes[order[-1]]
-            if node.split is not None:
+            if node.question >= 0:
                 todo += [node.no, node.yes]
         return order
-
-    def leaves(self, root: int) -> list[int]:
-        return [n for n in self.below(root) if self.nodes[n].split is None]
 
 
 def grow(
@@ -291,7 +280,7 @@ def grow(
     floor_D = variance_floor(stats, settings.variance_floor)
     questions_QP = questions(stats, states_P, settings.question_states, floor_D)
     forest = _Forest(stats, questions_QP, floor_D, settings.min_count)
-    root_PJ = _roots(forest, states_P, _groups(settings.share, states_P, phones))
+    root_PJ = _roots(forest, states_P, _groups(settings.share, phones))
     roots = list(dict.fromkeys(root_PJ[root_PJ >= 0].tolist()))
     if settings.leaves < len(roots):
         raise TreeError(
@@ -299,13 +288,11 @@ def grow(
             "states to start from; ask for at least as many leaves, or share roots"
         )
     gains, stopped = _split(forest, [r for r in roots if r not in root_PJ[0]], settings)
-    merged = 0
-    if settings.merge and gains:
-        merged = sum(_merge(forest, root, min(gains)) for root in roots)
+    merged = sum(_merge(forest, r, min(gains)) for r in roots) if settings.merge and gains else 0
     tree = _finish(forest, roots, root_PJ)
     stats_LM = np.zeros((tree.num_leaves, forest.sum_KM.shape[1]))
     for node in forest.nodes:
-        if node.split is None:
+        if node.question < 0:
             stats_LM[node.leaf] += forest.sum_KM[node.rows].sum(0)
     frames, before = float(stats_LM[:, 0].sum()), sum(forest.nodes[r].loglik for r in roots)
     return tree, {
@@ -321,9 +308,7 @@ def grow(
     }
 
 
-def _groups(
-    share: list[list[str]], states_P: Sequence[int], phones: Sequence[str]
-) -> list[list[int]]:
+def _groups(share: list[list[str]], phones: Sequence[str]) -> list[list[int]]:
     """Return lists of phones with common roots, in the order of their first phone."""
     own: dict[int, list[int]] = {p: [p] for p in range(len(phones))}
     for group in share:
@@ -334,26 +319,17 @@ def _groups(
                     f"contexts: {', '.join(phones[1:])}"
                 )
         ids = sorted(phones.index(name) for name in group)
-        if len({states_P[p] for p in ids}) > 1:
-            raise TreeError(f"tree.share: {group} differ in their number of states")
-        for p in ids:
-            own[p] = ids
+        own |= dict.fromkeys(ids, ids)
     return [ids for p, ids in own.items() if ids[0] == p]
 
 
 def _roots(forest: _Forest, states_P: Sequence[int], groups: list[list[int]]) -> np.ndarray:
     """Add a leaf for each group and position; return node numbers, -1 if there is none."""
     root_PJ = np.full((len(states_P), max(states_P)), -1, np.int32)
-    group_P = np.zeros(len(states_P), np.int64)
     for group in groups:
-        group_P[group] = group[0]
-    place_K = group_P[forest.key_K4[:, 1]] * max(states_P) + forest.key_K4[:, 3]
-    order_K = np.argsort(place_K, kind="stable")
-    bounds = np.searchsorted(place_K[order_K], np.arange(root_PJ.size + 1))
-    for group in groups:
+        here_K = np.isin(forest.key_K4[:, 1], group)
         for position in range(states_P[group[0]]):
-            place = group[0] * max(states_P) + position
-            rows = order_K[bounds[place] : bounds[place + 1]]
+            rows = np.flatnonzero(here_K & (forest.key_K4[:, 3] == position))
             root_PJ[group, position] = forest.add(rows, len(group))
     return root_PJ
 
@@ -361,31 +337,28 @@ def _roots(forest: _Forest, states_P: Sequence[int], groups: list[list[int]]) ->
 def _split(forest: _Forest, roots: list[int], settings: TreeSettings) -> tuple[list[float], str]:
     """Make the best split until there are enough leaves; return the gains, and why it ended."""
     queue: list[tuple[float, int, int, int]] = []
-    short = "min_count"
-
-    def consider(number: int) -> None:
-        nonlocal short
-        found = forest.best_split(number)
-        if found is not None and found[0] > settings.min_gain:
-            heapq.heappush(queue, (-found[0], number, found[1], found[2]))
-        elif found is not None:
-            short = "min_gain"
-
-    for root in roots:
-        consider(root)
     gains: list[float] = []
-    leaves = len(forest.nodes)
-    while queue and leaves + len(gains) < settings.leaves:
-        gain, number, question, side = heapq.heappop(queue)
-        gains.append(-gain)
-        for new in forest.split(number, question, side):
-            consider(new)
-    return gains, "leaves" if leaves + len(gains) == settings.leaves else short
+    leaves, new, short = len(forest.nodes), roots, "min_count"
+    while True:
+        for number in new:
+            if (found := forest.best_split(number)) is not None:
+                gain, question, side = found
+                if gain > settings.min_gain:
+                    heapq.heappush(queue, (-gain, number, question, side))
+                else:
+                    short = "min_gain"
+        if leaves + len(gains) == settings.leaves:
+            return gains, "leaves"
+        if not queue:
+            return gains, short
+        loss, *best = heapq.heappop(queue)
+        gains.append(-loss)
+        new = forest.split(*best)
 
 
 def _merge(forest: _Forest, root: int, limit: float) -> int:
     """Merge leaves of one root whose union loses less than `limit`; return the number merged."""
-    leaves = forest.leaves(root)
+    leaves = [n for n in forest.below(root) if forest.nodes[n].question < 0]
     stats_LM = np.stack([forest.sum_KM[forest.nodes[n].rows].sum(0) for n in leaves])
     joined = _joins(stats_LM, forest.floor_D, limit)
     into = list(range(len(leaves)))
@@ -404,15 +377,10 @@ def _finish(forest: _Forest, roots: list[int], root_PJ: np.ndarray) -> Tree:
     leaf_id: dict[int, int] = {}
     for n in order:
         node = forest.nodes[n]
-        if node.split is None:
+        if node.question < 0:
             node.leaf = leaf_id.setdefault(node.leaf if node.leaf >= 0 else n, len(leaf_id))
     nodes = [forest.nodes[n] for n in order]
-    return Tree(
-        forest.questions_QP,
-        np.array([-1 if n.split is None else n.split[0] for n in nodes], np.int32),
-        np.array([0 if n.split is None else n.split[1] for n in nodes], np.int8),
-        np.array([place[n.yes] for n in nodes], np.int32),
-        np.array([place[n.no] for n in nodes], np.int32),
-        np.array([n.leaf for n in nodes], np.int32),
-        np.array([[place[int(r)] for r in row] for row in root_PJ], np.int32),
-    )
+    rows = [(n.question, n.side, place[n.yes], place[n.no], n.leaf) for n in nodes]
+    root_PJ = np.array([[place[int(r)] for r in row] for row in root_PJ], np.int32)
+    question_N, side_N, yes_N, no_N, leaf_N = np.array(rows, np.int32).T
+    return Tree(forest.questions_QP, question_N, side_N, yes_N, no_N, leaf_N, root_PJ)

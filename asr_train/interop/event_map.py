@@ -155,10 +155,10 @@ class _Conversion:
             centre_P = np.zeros(len(self._value_P), bool)
             centre_P[phones] = True
             root_PJ[phones, j] = self._grown(place, j, centre_P)
-        question_N, side_N, yes_N, no_N, leaf_N = np.array(self._rows, np.int32).T
-        nodes = question_N, side_N.astype(np.int8), yes_N, no_N, leaf_N
         sets = [np.frombuffer(key, bool) for key in self._questions]
         questions_QP = np.array(sets, bool).reshape(-1, len(self._value_P))
+        question_N, side_N, yes_N, no_N, leaf_N = np.array(self._rows, np.int32).T
+        nodes = question_N, side_N, yes_N, no_N, leaf_N
         return Tree(questions_QP, *nodes, root_PJ, self._pdfs)
 
     def _resolved(self, place: int, pdf_class: int, phone: int | None) -> int:
@@ -176,13 +176,17 @@ class _Conversion:
     def _grown(self, place: int, pdf_class: int, centre_P: np.ndarray) -> int:
         """Add the nodes below a root of these centre phones; return its number."""
         every_P = np.ones(len(self._value_P), bool)
-        root = len(self._rows)
-        todo: list[tuple[int, int, Sides]] = [(self._add(), place, (every_P, every_P, centre_P))]
+        root = self._add()
+        todo: list[tuple[int, int, Sides]] = [(root, place, (every_P, every_P, centre_P))]
         while todo:
             number, here, sides_SP = todo.pop()
             here = self._resolved(here, pdf_class, None)
             if here == NONE:
-                raise ValueError(self._missing(pdf_class, sides_SP))
+                left, right, centre = (int(self._value_P[side_P][0]) for side_P in sides_SP)
+                raise ValueError(
+                    f"the tree has no pdf-id for pdf-class {pdf_class} of phone {centre} between "
+                    f"{left} and {right} (Kaldi's numbers); take tree and model of the same folder"
+                )
             node = self._nodes[here]
             if isinstance(node, int):
                 if not 0 <= node < self._pdfs:
@@ -217,10 +221,3 @@ class _Conversion:
     def _add(self) -> int:
         self._rows.append([NONE] * 5)
         return len(self._rows) - 1
-
-    def _missing(self, pdf_class: int, sides_SP: Sides) -> str:
-        left, right, centre = (int(self._value_P[side_P][0]) for side_P in sides_SP)
-        return (
-            f"the tree has no pdf-id for pdf-class {pdf_class} of phone {centre} between {left} "
-            f"and {right} (Kaldi's numbers); take tree and model of the same folder"
-        )

@@ -28,7 +28,7 @@ class Tree:
     Attributes:
         questions_QP: bool [Q, P], sets of phones.
         question_N: int32 [N], the question of node n; -1: the node is a leaf.
-        side_N: int8 [N], the phone it is about: 0 the left one, 1 the right one, 2 the centre (if
+        side_N: int32 [N], the phone it is about: 0 the left one, 1 the right one, 2 the centre (if
             several centres share a root).
         yes_N, no_N: int32 [N], the next node; -1 at leaves.
         leaf_N: int32 [N], the leaf's id; -1 at questions.
@@ -136,12 +136,9 @@ class Tree:
         questions_QP = np.zeros((len(content["questions"]), content["phones"]), bool)
         for set_P, members in zip(questions_QP, content["questions"], strict=True):
             set_P[members] = True
-        question_N, side_N, yes_N, no_N, leaf_N, root_PJ = (
-            np.array(content[name], np.int8 if name == "side" else np.int32)
-            for name in (*OF_NODES, "root")
-        )
-        leaves = content.get("leaves")
-        tree = Tree(questions_QP, question_N, side_N, yes_N, no_N, leaf_N, root_PJ, leaves)
+        nodes = {f"{name}_N": np.array(content[name], np.int32) for name in OF_NODES}
+        root_PJ = np.array(content["root"], np.int32)
+        tree = Tree(questions_QP, root_PJ=root_PJ, leaves=content.get("leaves"), **nodes)
         _check(tree)
         return tree
 

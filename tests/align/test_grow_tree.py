@@ -68,7 +68,7 @@ def ruled_stats(rng, unseen=0.3, noise=0.03) -> Stats:
         mean_D = mean_of[sound] + noise * rng.standard_normal(DIMS)
         rows.append((count, mean_D * count, (mean_D**2 + 1) * count))
     counts, sums, squares = (np.array(column, float) for column in zip(*rows, strict=True))
-    return Stats(np.array(keys), counts, sums, squares)
+    return Stats(np.array(keys), np.column_stack([counts, sums, squares]))
 
 
 @pytest.fixture(params=range(3))
@@ -82,7 +82,7 @@ def every_context():
 
 def frames_of_leaves(tree, stats):
     leaf_K = tree.table()[tuple(stats.key_K4.T)]
-    return np.bincount(leaf_K, stats.count_K, tree.num_leaves)
+    return np.bincount(leaf_K, stats.sum_KM[:, 0], tree.num_leaves)
 
 
 # --- statistics ---------------------------------------------------------------------------------
@@ -95,13 +95,10 @@ def test_statistics_of_chunks_add_up_to_those_of_all_frames(rng):
     found = summed(Stats.of(key_T4[chunk], x_TD[chunk]) for chunk in chunks)
     assert len(found.key_K4) == 81
     assert found.key_K4.tolist() == sorted(found.key_K4.tolist())
-    for key, count, sums, squares in zip(
-        found.key_K4, found.count_K, found.sum_KD, found.squares_KD, strict=True
-    ):
+    for key, (count, *sums) in zip(found.key_K4, found.sum_KM, strict=True):
         own = x_TD[(key_T4 == key).all(1)].astype(float)
         assert count == len(own)
-        np.testing.assert_allclose(sums, own.sum(0), atol=1e-9)
-        np.testing.assert_allclose(squares, (own**2).sum(0), atol=1e-9)
+        np.testing.assert_allclose(sums, [*own.sum(0), *(own**2).sum(0)], atol=1e-9)
     np.testing.assert_allclose(variance_floor(found, 0.25), 0.25 * x_TD.astype(float).var(0))
 
 
@@ -133,16 +130,13 @@ def test_questions_hold_the_classes_and_every_phone(rng, which):
 def test_clusters_are_joined_where_the_union_loses_least(rng):
     """Compared with pooling the frames of every pair of clusters at each step."""
     mean_PD, count_P = 3 * rng.standard_normal((9, DIMS)), rng.integers(10, 500, 9).astype(float)
-    stats = Stats(
-        np.array([(0, p, 0, 0) for p in range(9)]),
-        count_P,
-        mean_PD * count_P[:, None],
-        (mean_PD**2 + rng.uniform(0.5, 2, (9, DIMS))) * count_P[:, None],
-    )
+    square_PD = mean_PD**2 + rng.uniform(0.5, 2, (9, DIMS))
+    sum_PM = np.column_stack([np.ones(9), mean_PD, square_PD]) * count_P[:, None]
+    stats = Stats(np.array([(0, p, 0, 0) for p in range(9)]), sum_PM)
     floor_D = variance_floor(stats, 0.01)
 
     def fit(phones):
-        return loglik(stats.matrix()[sorted(phones)].sum(0, keepdims=True), floor_D)[0]
+        return loglik(stats.sum_KM[sorted(phones)].sum(0, keepdims=True), floor_D)[0]
 
     clusters, wanted = [frozenset({p}) for p in range(1, 9)], set()
     while len(clusters) > 1:
@@ -161,8 +155,8 @@ def test_phones_are_clustered_at_the_positions_that_are_named():
     pairs = [({1, 2}, {3, 4}), ({1, 3}, {2, 4}), ({1, 4}, {2, 3})]
     keys = [(0, phone, 0, j) for phone in range(1, 5) for j in range(3)]
     mean_K1 = np.array([[9.0 * (p in pairs[j][0]) + 0.1 * p] for _, p, _, j in keys])
-    count_K = np.full(len(keys), 100.0)
-    stats = Stats(np.array(keys), count_K, 100 * mean_K1, 100 * (mean_K1**2 + 1))
+    sum_K3 = 100 * np.column_stack([np.ones(len(keys)), mean_K1, mean_K1**2 + 1])
+    stats = Stats(np.array(keys), sum_K3)
     for which, places in ((QuestionStates.middle, [1]), (QuestionStates.all, [0, 1, 2])):
         found = questions(stats, [5, 3, 3, 3, 3], which, variance_floor(stats, 0.01))
         clusters = [set(np.flatnonzero(q).tolist()) for q in found if q.sum() == 2]
@@ -173,9 +167,7 @@ def test_phones_are_clustered_at_the_positions_that_are_named():
 def test_a_phone_never_seen_is_only_a_question_of_its_own(rng):
     stats = ruled_stats(rng)
     seen = stats.key_K4[:, 1] != 7
-    some = Stats(
-        stats.key_K4[seen], stats.count_K[seen], stats.sum_KD[seen], stats.squares_KD[seen]
-    )
+    some = Stats(stats.key_K4[seen], stats.sum_KM[seen])
     found = questions(some, STATES, QuestionStates.middle, variance_floor(some, 0.01))
     with_it = [q for q in found if q[7]]
     assert len(with_it) == 1
@@ -223,11 +215,11 @@ def test_frames_and_gain_are_those_of_the_leaves(rng):
     def fit(grown):
         leaf_K = grown.table()[tuple(stats.key_K4.T)]
         sum_LM = np.zeros((grown.num_leaves, 1 + 2 * DIMS))
-        np.add.at(sum_LM, leaf_K, stats.matrix())
+        np.add.at(sum_LM, leaf_K, stats.sum_KM)
         return loglik(sum_LM, floor_D).sum()
 
     after, before = fit(tree), fit(ungrown)
-    assert growth["gain_per_frame"] == pytest.approx((after - before) / stats.count_K.sum())
+    assert growth["gain_per_frame"] == pytest.approx((after - before) / stats.sum_KM[:, 0].sum())
 
 
 def test_no_split_makes_a_leaf_of_too_few_frames(rng):
@@ -255,12 +247,12 @@ def test_the_first_split_is_the_best_of_all(rng):
     stats = ruled_stats(rng)
     floor_D = variance_floor(stats, 0.01)
     asked = questions(stats, STATES, QuestionStates.all, floor_D)
-    matrix_KM, best = stats.matrix(), 0.0
+    matrix_KM, best = stats.sum_KM, 0.0
     for centre, j in itertools.product(range(1, 8), range(3)):
         here = (stats.key_K4[:, 1] == centre) & (stats.key_K4[:, 3] == j)
         for set_P, column in itertools.product(asked, (0, 2)):
             yes = here & set_P[stats.key_K4[:, column]]
-            if min(stats.count_K[yes].sum(), stats.count_K[here & ~yes].sum()) < 50:
+            if min(stats.sum_KM[:, 0][yes].sum(), stats.sum_KM[:, 0][here & ~yes].sum()) < 50:
                 continue
             parts = np.stack([matrix_KM[some].sum(0) for some in (yes, here & ~yes, here)])
             ll = loglik(parts, floor_D)
@@ -278,10 +270,9 @@ def test_merging_joins_what_a_split_of_the_other_side_pulled_apart():
         counts.append(30.0)
         both = left in VOWELS and right in VOWELS
         means.append(3 * np.eye(DIMS)[class_of(centre)] + 2.0 * both + 0.01 * rng.random())
-    mean_KD, count_K = np.array(means), np.array(counts)
-    stats = Stats(
-        np.array(keys), count_K, mean_KD * count_K[:, None], (mean_KD**2 + 1) * count_K[:, None]
-    )
+    mean_KD, count_K1 = np.array(means), np.array(counts)[:, None]
+    sum_KM = np.column_stack([np.ones(len(keys)), mean_KD, mean_KD**2 + 1]) * count_K1
+    stats = Stats(np.array(keys), sum_KM)
     target = ROOTS + 2 * 21  # VOWELS on one side, then on the other: 3 leaves, 2 distributions
     tree, growth = grow(stats, STATES, settings(leaves=target, merge=True), PHONES)
     apart, unmerged = grow(stats, STATES, settings(leaves=target), PHONES)
@@ -325,9 +316,7 @@ def test_phones_that_share_roots_share_leaves_until_a_question_parts_them(rng):
 def test_a_state_without_frames_is_a_leaf(rng):
     stats = ruled_stats(rng)
     seen = stats.key_K4[:, 1] != 6
-    some = Stats(
-        stats.key_K4[seen], stats.count_K[seen], stats.sum_KD[seen], stats.squares_KD[seen]
-    )
+    some = Stats(stats.key_K4[seen], stats.sum_KM[seen])
     tree, _ = grow(some, STATES, settings(), PHONES)
     leaves = [tree.find(1, 6, 2, j) for j in range(3)]
     assert leaves == [tree.find(4, 6, 0, j) for j in range(3)]
@@ -375,7 +364,7 @@ def test_scripts_of_thousands_of_letters_are_refused():
 
 def test_frames_that_do_not_vary_are_refused():
     stats = ruled_stats(np.random.default_rng(0))
-    flat = Stats(stats.key_K4, stats.count_K, stats.sum_KD * 0, stats.squares_KD * 0)
+    flat = Stats(stats.key_K4, stats.sum_KM * ([1] + [0] * 2 * DIMS))
     with pytest.raises(ValueError, match="dimension 0 of the frames has variance 0"):
         grow(flat, STATES, settings(), PHONES)
 

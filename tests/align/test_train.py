@@ -40,10 +40,8 @@ def after_silence(states: States) -> States:
             rows += [[0, LEFT, n + 1, n + 2, -1], [-1, 0, -1, -1, leaves]]
             rows += [[-1, 0, -1, -1, leaves + 1]]
             leaves += 2
-    question_N, side_N, yes_N, no_N, leaf_N = np.array(rows, np.int32).T
-    side_N = side_N.astype(np.int8)
-    tables = questions_QP, question_N, side_N, yes_N, no_N, leaf_N
-    return replace(states, tree=Tree(*tables, root_PJ.astype(np.int32)))
+    nodes = np.array(rows, np.int32).T
+    return replace(states, tree=Tree(questions_QP, *nodes, root_PJ.astype(np.int32)))
 
 
 class FakeFeats:

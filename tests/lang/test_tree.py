@@ -35,16 +35,8 @@ def random_tree(rng, states_P, groups=(), splits=40) -> Tree:
     leaves = [n for n in range(len(nodes)) if nodes[n]["yes"] < 0]
     for leaf, n in enumerate(leaves):
         nodes[n]["leaf"] = leaf
-    arrays = {k: np.array([n[k] for n in nodes], np.int32) for k in nodes[0]}
-    return Tree(
-        questions_QP,
-        arrays["question"],
-        arrays["side"].astype(np.int8),
-        arrays["yes"],
-        arrays["no"],
-        arrays["leaf"],
-        root_PJ,
-    )
+    rows = [list(node.values()) for node in nodes]
+    return Tree(questions_QP, *np.array(rows, np.int32).T, root_PJ)
 
 
 @pytest.fixture(params=range(4))

@@ -104,7 +104,7 @@ def test_words_whose_phones_are_tied_all_over_are_told_apart_by_the_grammar_alon
     lang = replace(lang, lexicon=Lexicon({w: prons[w] for w in sorted(prons)}))
     root_PJ = np.array([[0, 1], [2, -1], [2, -1], [3, -1]], np.int32)
     nothing_N, leaf_N = np.full(4, -1, np.int32), np.arange(4, dtype=np.int32)
-    questions_QP, side_N = np.zeros((0, 4), bool), np.zeros(4, np.int8)
+    questions_QP, side_N = np.zeros((0, 4), bool), np.zeros(4, np.int32)
     tree = Tree(questions_QP, nothing_N, side_N, nothing_N, nothing_N, leaf_N, root_PJ)
     states = States(lang.states.phones, 1, 2, tree)
     loop_S = np.full(4, 0.5)
