@@ -7,7 +7,7 @@ adapted frames also holds the Gaussians of unadapted frames (Kaldi's final.alimd
 before there are transforms and score speakers without one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,26 +97,25 @@ def estimated(
         if isinstance(outcome, Aligned):
             aligned.append((utterance, outcome.states_T))
 
-    def sums_of(some: Iterable[tuple[Utterance, np.ndarray]]) -> AffineSums:
+    def sums_of(some: list[tuple[Utterance, np.ndarray]]) -> AffineSums:
         from scipy.sparse import diags_array  # slow to import
 
-        plain, now, states = [], [], []
-        for utterance, states_T in some:
-            counted_T = weight_S[states_T] > 0
-            plain.append(read.plain(utterance)[counted_T])
-            now.append(read(utterance)[counted_T])
-            states.append(states_T[counted_T])
-        state_N = np.concatenate(states)
-        share_NG = diags_array(weight_S[state_N]) @ sharing.shares(np.concatenate(now), state_N)
-        return AffineSums.of(np.concatenate(plain), share_NG, target.mean_GD, target.variance_GD)
+        state_N = np.concatenate([states_T for _, states_T in some])
+        counted_N = weight_S[state_N] > 0
+        state_N = state_N[counted_N]
+        plain_ND, now_ND = (
+            np.concatenate([of(utterance) for utterance, _ in some])[counted_N]
+            for of in (read.plain, read)
+        )
+        share_NG = diags_array(weight_S[state_N]) @ sharing.shares(now_ND, state_N)
+        return AffineSums.of(plain_ND, share_NG, target.mean_GD, target.variance_GD)
 
     def one(speaker: str) -> Transform:
         d = target.mean_GD.shape[1]
-        sums = AffineSums(0.0, np.zeros((d, d + 1)), np.zeros((d, d + 1, d + 1)))
-        aligned = by_speaker[speaker]
-        for start in range(0, len(aligned), CHUNK):
-            sums = sums + sums_of(aligned[start : start + CHUNK])
-        before = read.speakers.get(speaker)
+        none = AffineSums(0.0, np.zeros((d, d + 1)), np.zeros((d, d + 1, d + 1)))
+        aligned, before = by_speaker[speaker], read.speakers.get(speaker)
+        chunks = (aligned[i : i + CHUNK] for i in range(0, len(aligned), CHUNK))
+        sums = sum(map(sums_of, chunks), none)
         return fmllr(sums, settings.min_frames, None if before is None else before.matrix)
 
     names = list(by_speaker)
@@ -161,16 +160,11 @@ def adapt(
         logliks.append([o.loglik if isinstance(o, Aligned) else None for o in aligned])
         read = estimated(read, sharing, model, settings, utterances, aligned)
         del aligned  # before the next ones are found: all paths are large
-    return replace(read, gain=_gain(utterances, *logliks))
-
-
-def _gain(
-    utterances: list[Utterance], before: list[float | None], after: list[float | None]
-) -> float:
-    """Return the gain in nats per frame over the utterances that were aligned both times."""
-    every = zip(utterances, before, after, strict=True)
+    every = zip(utterances, *logliks, strict=True)
+    # Over the utterances that were aligned both times
     both = [(u.frames, a - b) for u, b, a in every if b is not None and a is not None]
-    return sum(gain for _, gain in both) / max(1, sum(frames for frames, _ in both))
+    gain = sum(gain for _, gain in both) / max(1, sum(frames for frames, _ in both))
+    return replace(read, gain=gain)
 
 
 def speakers_line(summary: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from operator import add
+from typing import Any
 
 import numba
 import numpy as np
@@ -36,11 +37,9 @@ def usual_loops(lang: Lang, shift_seconds: float) -> np.ndarray:
     """
     usual = {SILENCE: SILENCE_SECONDS, **dict.fromkeys(VOWELS, VOWEL_SECONDS)}
     usual |= dict.fromkeys(ARPABET - VOWELS, CONSONANT_SECONDS)
-    loops = []
-    for phone in lang.states.phones:
-        frames = max(1.25, usual.get(phone, OTHER_SECONDS) / shift_seconds)
-        loops += [1 - 1 / frames] * len(lang.states.of(phone))
-    return np.array(loops)
+    seconds_P = np.array([usual.get(phone, OTHER_SECONDS) for phone in lang.states.phones])
+    positions_P = [len(lang.states.of(phone)) for phone in lang.states.phones]
+    return np.repeat(1 - 1 / np.maximum(1.25, seconds_P / shift_seconds), positions_P)
 
 
 def easiest(utterances: list[Utterance], lang: Lang, most: int, seconds: float) -> list[Utterance]:
@@ -59,7 +58,7 @@ def easiest(utterances: list[Utterance], lang: Lang, most: int, seconds: float) 
 
 def row_of_states(words: list[str], lang: Lang) -> np.ndarray:
     """Return silence, then each word's shortest pronunciation and silence: int64 [N]."""
-    silence = list(lang.states.of(SILENCE))
+    silence = lang.states.of(SILENCE)
     row = list(silence)
     for word in words:
         for phone in min(lang.lexicon.prons[word], key=len):
@@ -95,35 +94,26 @@ def posteriors(
     skip_N[size:][row_N[:-size] == silence[0]] = none
     first_N, last_N = np.full(len(row_N), NEVER), np.full(len(row_N), NEVER)
     first_N[[0, size]], last_N[[-1, -1 - size]] = (pause, none), (0.0, none)
-    arcs = leave_N, next_N, leave_N, skip_N
-    sum_TN = _forward(size + 1, emit_TN, stay_N, *arcs, first_N)
+    sum_TN = _forward(size + 1, emit_TN, stay_N, (leave_N, next_N, leave_N, skip_N), first_N)
     # Backward is forward from the end: what an arc costs to leave, it now costs to enter
-    arcs = next_N, leave_N, skip_N, leave_N
-    turned = (np.flip(array).copy() for array in (emit_TN, stay_N, *arcs, last_N))
+    backward = emit_TN, stay_N, next_N, leave_N, skip_N, leave_N, last_N
+    turned_TN, turned_N, *arcs, end_N = (np.flip(array).copy() for array in backward)
     sum_TN += emit_TN
-    sum_TN += np.flip(_forward(size + 1, *turned))
+    sum_TN += np.flip(_forward(size + 1, turned_TN, turned_N, tuple(arcs), end_N))
     total = np.logaddexp.reduce(sum_TN[0])
     return np.exp(np.minimum(0.0, sum_TN - total)), total
 
 
 @numba.njit(cache=True, nogil=True)
-def _forward(
-    far: int,
-    emit_TN: np.ndarray,
-    stay_N: np.ndarray,
-    leave_N: np.ndarray,
-    enter_N: np.ndarray,
-    leave_far_N: np.ndarray,
-    enter_far_N: np.ndarray,
-    first_N: np.ndarray,
-) -> np.ndarray:
+def _forward(far: int, emit_TN: Any, stay_N: Any, arcs: Any, first_N: Any) -> Any:
     """Return the log-probability of each node and all before it, without what it emits.
 
     Args:
-        leave_N, enter_N: of the arc to the next node, added at its source and at its target.
-        leave_far_N, enter_far_N: of the arc to the node `far` ahead; NEVER: there is none.
+        arcs: two of the arc to the next node, added at its source and at its target; and two of the
+            arc to the node `far` ahead, NEVER if there is none.
         first_N: in the first frame.
     """
+    leave_N, enter_N, leave_far_N, enter_far_N = arcs
     sum_TN = np.empty(emit_TN.shape)
     sum_TN[0] = first_N
     for t in range(1, len(emit_TN)):
@@ -141,7 +131,8 @@ def _forward(
 @cache
 def ready() -> None:
     """Load or compile the compiled code before workers are forked."""
-    _forward(1, np.zeros((1, 1)), *(np.zeros(1) for _ in range(6)))
+    zero_N = np.zeros(1)
+    _forward(1, np.zeros((1, 1)), zero_N, (zero_N, zero_N, zero_N, zero_N), zero_N)
 
 
 def flat_start(

@@ -89,16 +89,13 @@ class Gmm:
         """Return the share of each Gaussian of its state in each frame: [N, G]; rows sum to 1."""
         from scipy.sparse import csr_array
 
-        rows, columns, values = [], [], []
+        none = np.zeros(0, np.int64)
+        parts = [(none, none, np.zeros(0))]
         for frames_n, g, share_nG in _by_state(self, x_ND, state_N):
-            rows.append(np.repeat(frames_n, share_nG.shape[1]))
-            columns.append(np.tile(np.arange(g.start, g.stop), len(frames_n)))
-            values.append(share_nG.reshape(-1))
-        shape = (len(x_ND), len(self.state_G))
-        if not rows:
-            return csr_array(shape)
-        entries = np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))
-        return csr_array(entries, shape=shape)
+            gaussians = np.tile(np.arange(g.start, g.stop), len(frames_n))
+            parts.append((np.repeat(frames_n, g.stop - g.start), gaussians, share_nG.reshape(-1)))
+        rows, columns, values = map(np.concatenate, zip(*parts, strict=True))
+        return csr_array((values, (rows, columns)), shape=(len(x_ND), len(self.state_G)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +197,8 @@ def split(gmm: Gmm, frames_S: np.ndarray, target: int, power: float, min_count: 
     parts = []
     for s in range(gmm.num_states):
         rows = slice(gmm.first_S[s], gmm.first_S[s + 1])
-        weights, means = list(gmm.weight_G[rows]), list(gmm.mean_GD[rows])
-        variances = list(gmm.variance_GD[rows])
+        own = gmm.weight_G[rows], gmm.mean_GD[rows], gmm.variance_GD[rows]
+        weights, means, variances = map(list, own)
         for _ in range(int(want_S[s]) - int(have_S[s])):
             g = int(np.argmax(weights))
             weights[g] /= 2

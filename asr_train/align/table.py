@@ -72,9 +72,8 @@ def _rows(
         array = Array("numpy_hdf5", str(path), utterance.id, list(outcome.states_T.shape))
         row = utterance.row
         stored = TemporalArray(array, 0, shift_seconds, row["start"]).to_dict()
-        spoken = row["supervisions"][0]
         items = None if states is None else _items(utterance, outcome, shift_seconds, states)
-        supervisions = [{**spoken, "alignment": items}]
+        supervisions = [{**row["supervisions"][0], "alignment": items}]
         yield {**row, "supervisions": supervisions, "custom": {"ali": stored}}
 
 
@@ -206,26 +205,23 @@ def _named_alike(segments: list[Segment]) -> list[Segment]:
 def phones_in_seconds(states: States, outcome: Aligned, shift_seconds: float) -> list[Segment]:
     """Return a path's phones, silence included, with start and end in seconds."""
     names = [states.phones[p] for p in outcome.phones_N3[:, 0].tolist()]
-    frames = [*outcome.phones_N3[:, 1].tolist(), len(outcome.states_T)]
-    times = [_seconds(frame, shift_seconds) for frame in frames]
+    times = _bounds(outcome, shift_seconds)
     return list(zip(names, times, times[1:], strict=False))
 
 
 def words_in_seconds(words: list[str], outcome: Aligned, shift_seconds: float) -> list[Segment]:
     """Return a path's words with start and end in seconds."""
-    starts = [*outcome.phones_N3[:, 1].tolist(), len(outcome.states_T)]
-    found: dict[int, list[int]] = {}
+    times, found = _bounds(outcome, shift_seconds), dict[int, list[float]]()
     for i, place in enumerate(outcome.phones_N3[:, 2].tolist()):
         if place >= 0:
-            found.setdefault(place, [starts[i], 0])[1] = starts[i + 1]
-    return [
-        (words[place], _seconds(start, shift_seconds), _seconds(end, shift_seconds))
-        for place, (start, end) in found.items()
-    ]
+            found.setdefault(place, [times[i], 0.0])[1] = times[i + 1]
+    return [(words[place], start, end) for place, (start, end) in found.items()]
 
 
-def _seconds(frames: int, shift_seconds: float) -> float:
-    return round(frames * shift_seconds, 6)
+def _bounds(outcome: Aligned, shift_seconds: float) -> list[float]:
+    """Return the start of each phone of a path, and the end of the last one, in seconds."""
+    frames = [*outcome.phones_N3[:, 1].tolist(), len(outcome.states_T)]
+    return [round(frame * shift_seconds, 6) for frame in frames]
 
 
 def durations(kept: list[tuple[Utterance, Aligned]], states: States) -> dict[str, Any]:
@@ -235,11 +231,8 @@ def durations(kept: list[tuple[Utterance, Aligned]], states: States) -> dict[str
     ]
     every = np.concatenate([*frames, np.zeros(0, np.int64)])
     short = float((every <= states.phone_states).mean()) if len(every) else 0
-    return {
-        "phones": len(every),
-        "shortest_share": round(short, 4),
-        "long": int((every > LONG).sum()),
-    }
+    long = int((every > LONG).sum())
+    return {"phones": len(every), "shortest_share": round(short, 4), "long": long}
 
 
 def report(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -99,18 +100,15 @@ class Aligner:
             return lost
         transcript = transcript_graph(words, self.lang, self.states, self.loop_S)
         needed, column_K = np.unique(transcript.state_K, return_inverse=True)
-        scale, beams = self.settings.acoustic_scale, (self.settings.beam, self.settings.retry_beam)
-
-        def window(span: slice) -> np.ndarray:
-            return scores(needed, span)
-
-        for beam in beams:
-            path = forced_path(transcript.graph, column_K, frames, window, scale, beam)
+        own, window = self.settings, partial(scores, needed)
+        for beam in (own.beam, own.retry_beam):
+            graph, scale = transcript.graph, own.acoustic_scale
+            path = forced_path(graph, column_K, frames, window, scale, beam)
             if path is not None:
                 at, loglik = path.places_T, -path.acoustic_cost - path.graph_cost
                 found = transcript.state_K[at], transcript.position_K[at], transcript.phones(at)
-                return Aligned(*found, loglik, beam != beams[0])
-        return Lost(f"no path within a beam of {beams[1]:g}; is the transcript right?")
+                return Aligned(*found, loglik, beam != own.beam)
+        return Lost(f"no path within a beam of {own.retry_beam:g}; is the transcript right?")
 
     def align_all(
         self, score: Callable[[Utterance], Scores], spoken: list[Spoken], what: str = ""
