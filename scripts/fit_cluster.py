@@ -64,21 +64,20 @@ def run(name: str, folder: str) -> None:
         "settings": hash_of(plain(cluster)),
         "machine": machine(),
     }
-    cells = estimates.cells_of(case, fits[0].simulated, null.simulated)
-    found = estimates.Estimates(
-        cells=cells,
-        unit="times one worker's frames/s",
-        kind=f"simulated for the paper's hardware (conf/cluster/{CLUSTERS[name]}.yaml)",
-        null=f"{null.constants['efficiency']:.3g} times the number of workers, over the size of "
-        "the network relative to the first row's, from the first fitted row",
-        constants=[constant(case, key, value) for key, value in fits[0].constants.items()],
-        notes=notes(name, more),
-    )
+    found = {
+        "rows": estimates.rows_of(case, fits[0].simulated, null.simulated),
+        "unit": "times one worker's frames/s",
+        "kind": f"simulated for the paper's hardware (conf/cluster/{CLUSTERS[name]}.yaml)",
+        "one_constant": f"{null.constants['efficiency']:.3g} times the number of workers, over the "
+        "size of the network relative to the first row's, from the first fitted row",
+        "constants": [constant(case, key, value) for key, value in fits[0].constants.items()],
+        "notes": notes(name, more),
+    }
     content = estimates.content_of(found, name, "speed", f"{name}: speeds", about)
     target = Path(folder)
     write_text(target / "speed.md", estimates.markdown(content))
     estimates.plot(content, target / "speed.png")
-    rows = estimates.rows_of(cells, "speedup")
+    rows = estimates.rows_of(case, fits[0].simulated, null.simulated, key="speedup")
     write_json(target / "speed.json", content | more | {"rows": rows})
     print((target / "speed.md").read_text())
 

@@ -5,8 +5,8 @@ are fitted on the rows named; the others are predicted. Beside them stands one c
 yardstick. Knows nothing of runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -22,60 +22,25 @@ from asr_train.report.exchange import digits
 from asr_train.report.tables import aligned, as_markdown
 
 Printed = Mapping[str, Any]
+Estimates = dict[str, Any]  # what a function of TABLES returns: rows, and how they were made
 ICASSP, ONE_BIT = "seide2014_parallelizability", "seide2014_1bit"
 COLUMNS = ["row", "used", "paper", "ours", "error %", "one constant", "error %"]
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A number that a paper prints.
+def row_of(
+    label: str, printed: float, ours: float, null: float, used: str, key: str = "value"
+) -> dict[str, Any]:
+    """Return a row, for JSON: a number that a paper prints, ours, and one constant's.
 
-    Attributes:
+    Args:
         used: "fitted", "predicted", or "marked": predicted, but left out of the mean error.
+        key: names the paper's number and ours.
     """
-
-    label: str
-    printed: float
-    ours: float
-    null: float
-    used: str = "predicted"
-
-    @property
-    def error(self) -> float:
-        return self.ours / self.printed - 1
-
-    @property
-    def null_error(self) -> float:
-        return self.null / self.printed - 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimates:
-    """A table.
-
-    Attributes:
-        unit: of all cells.
-        kind: how ours were made.
-        null: what the one constant is.
-        constants: those fitted, with what they are fitted on.
-        notes: what to know, and where the paper contradicts itself.
-    """
-
-    cells: Sequence[Cell]
-    unit: str
-    kind: str
-    null: str
-    constants: Sequence[str] = field(default_factory=tuple)
-    notes: Sequence[str] = field(default_factory=tuple)
-
-    def errors(self) -> dict[str, float]:
-        """Return the mean absolute errors of the predicted cells: ours and the one constant's."""
-        known = [cell for cell in self.cells if cell.used == "predicted"]
-        return {
-            "predicted": len(known),
-            "mean_absolute_error": calibrate.mean_absolute({c.label: c.error for c in known}),
-            "one_constant": calibrate.mean_absolute({c.label: c.null_error for c in known}),
-        }
+    numbers = {
+        **{key: ours, "error": ours / printed - 1},
+        **{"one_constant": null, "one_constant_error": null / printed - 1, "used": used},
+    }
+    return {"label": label, "paper": {key: printed}, "ours": numbers, "measured": False}
 
 
 # --- On parallelizability (ICASSP) --------------------------------------------------------------
@@ -117,19 +82,20 @@ def icassp_estimates() -> Estimates:
                 )
             nodes = optimum.data_parallel(node, frames, size, lambda_conn)
             faster = optimum.data_parallel_speedup(node, count, frames, size, lambda_conn)
-        nodes_of.append(Cell(f"{name}: nodes", row["optimal_nodes"], nodes, mean, used))
+        nodes_of.append(row_of(f"{name}: nodes", row["optimal_nodes"], nodes, mean, used))
         if "speedup" in row:
             label = f"{name}: speed-up with {count}"
-            speed_of.append(Cell(label, row["speedup"], faster, share * count, used))
+            speed_of.append(row_of(label, row["speedup"], faster, share * count, used))
     eta = paper["hardware"]["eta_mbs"]["512_over_1024"]
     small = optimum.data_parallel(node, 1024, 4, eta=eta)
-    return Estimates(
-        cells=nodes_of + speed_of,
-        unit="nodes, and times one GPU",
-        kind="in closed form, from printed constants alone (equations 2 and 3)",
-        null=f"{mean:.2g} nodes for every row; speed-ups: {share:.2g} times the nodes (geometric "
-        "means of what is printed)",
-        notes=[
+    return {
+        "rows": nodes_of + speed_of,
+        "unit": "nodes, and times one GPU",
+        "kind": "in closed form, from printed constants alone (equations 2 and 3)",
+        "one_constant": f"{mean:.2g} nodes for every row; speed-ups: {share:.2g} times the nodes "
+        "(geometric means of what is printed)",
+        "constants": [],
+        "notes": [
             "Speed-ups are at the printed number of nodes, rounded: T_calc(1) over the longer of "
             "T_calc(K) and T_comm(K). Ours are not rounded otherwise.",
             f"Data parallel, 1,024 frames: with eta_mbs {eta:g} (512 over 1,024 frames) K-hat is "
@@ -139,7 +105,7 @@ def icassp_estimates() -> Estimates:
             "The printed speed-up of 1.1 with 2 nodes and 4,096 frames does not follow from the "
             "printed equations, as the others do.",
         ],
-    )
+    }
 
 
 def icassp_table_1() -> Estimates:
@@ -157,19 +123,19 @@ def icassp_table_1() -> Estimates:
     parts = sum(1e6 / rows[name][0] for name in rows if "only" in name)
     three = sum(1e6 / rows[name][2] for name in rows if "only" in name)
     whole = rows["K20X end-to-end"]
-    return Estimates(
-        cells=cells_of(case, found.simulated, null.simulated, by_reference=True),
-        unit="frames/s",
-        kind="simulated from the printed speeds of one GPU (model parallelism of cost/plan.py)",
-        null=f"{null.constants['efficiency']:.2g} times the GPUs times one GPU's speed, from the "
-        "fitted row",
-        constants=[
+    return {
+        "rows": rows_of(case, found.simulated, null.simulated, by_reference=True),
+        "unit": "frames/s",
+        "kind": "simulated from the printed speeds of one GPU (model parallelism of cost/plan.py)",
+        "one_constant": f"{null.constants['efficiency']:.2g} times the GPUs times one GPU's speed, "
+        "from the fitted row",
+        "constants": [
             f"lambda_conn {constant:.3g} over b = {rate:.3g} GB/s (printed): only their quotient, "
             f"{rate / constant:.3g} GB/s for activations, is determined by the row. Printed: "
             f"lambda_conn {printed_lambda:g} with 3 GPUs; the same value is used with 2 and 3. "
             f"Fitted on: {', '.join(case.fit_on)}"
         ],
-        notes=[
+        "notes": [
             "A minibatch has 1,024 frames. Stripes share the computing and then exchange "
             f"activations, {paper['model']['activations_passed_per_frame']:,} values per frame "
             "forward and as many backward; nothing is hidden. Updates exchange nothing.",
@@ -178,7 +144,7 @@ def icassp_table_1() -> Estimates:
             f"The three parts take {parts:.1f} us per frame on one GPU, where end-to-end takes "
             f"{1e6 / whole[0]:.1f}; on three {three:.1f} and {1e6 / whole[2]:.1f}.",
         ],
-    )
+    }
 
 
 def striped_case(paper: Printed) -> calibrate.Case:
@@ -216,20 +182,22 @@ def striped_case(paper: Printed) -> calibrate.Case:
     )
 
 
-def cells_of(
+def rows_of(
     case: calibrate.Case,
     ours: Mapping[str, float],
     null: Mapping[str, float],
     by_reference: bool = False,
-) -> list[Cell]:
-    """Return a case's speed-ups; `by_reference`: in the unit of one worker's speed."""
+    key: str = "value",
+) -> list[dict[str, Any]]:
+    """Return the rows of a case's speed-ups; `by_reference`: in the unit of one worker's speed."""
     return [
-        Cell(
+        row_of(
             row.label,
             round(times * row.published, 6),  # as printed
             times * ours[row.label],
             times * null[row.label],
             "fitted" if row.label in case.fit_on else "predicted",
+            key,
         )
         for row in case.rows
         for times in [row.reference if by_reference else 1.0]
@@ -246,9 +214,9 @@ def one_bit_table_1() -> Estimates:
     each = geometric_mean([row[1] / row[0] for row in rows if row[0] in calibrate.SUB_BATCH_FIT])
     fixed = paper["cost"]["fixed_ms_no_parallelism"]
     least, time, printed = rows[0]
-    return Estimates(
-        cells=[
-            Cell(
+    return {
+        "rows": [
+            row_of(
                 f"{frames:,} frames",
                 milliseconds,
                 1e3 * (found.fixed_seconds + found.start_seconds + frames * found.frame_seconds),
@@ -257,20 +225,20 @@ def one_bit_table_1() -> Estimates:
             )
             for frames, milliseconds, _ in rows
         ],
-        unit="ms per sub-batch, T_sub(n)",
-        kind="in closed form: T_sub(n) = fixed + start + n * seconds per frame",
-        null=f"{1e3 * each:.0f} us per frame, the geometric mean of the fitted rows",
-        constants=[
+        "unit": "ms per sub-batch, T_sub(n)",
+        "kind": "in closed form: T_sub(n) = fixed + start + n * seconds per frame",
+        "one_constant": f"{1e3 * each:.0f} us per frame, the geometric mean of the fitted rows",
+        "constants": [
             f"start {1e3 * found.start_seconds:.3g} ms, {1e6 * found.frame_seconds:.4g} us per "
             f"frame; fixed {fixed:g} ms is printed. Fitted on: "
             + " and ".join(f"{frames:,} frames" for frames in calibrate.SUB_BATCH_FIT)
         ],
-        notes=[
+        "notes": [
             f"The printed microseconds per frame are T_frm(n) = (T_sub(n) - {fixed:g} ms) / n. "
             f"With {least} frames that is {1e3 * (time - fixed) / least:.0f}, where {printed} is "
             "printed."
         ],
-    )
+    }
 
 
 def _one_bit(table: str) -> Estimates:
@@ -281,54 +249,51 @@ def _one_bit(table: str) -> Estimates:
     ours = found.simulated | calibrate.predicted(cases[1], hardware[1], found.constants)
     both = replace(cases[0], rows=cases[0].rows + cases[1].rows)
     null = calibrate.null_model(both, both.fit_on)
-    cells = [
-        replace(cell, label=cell.label.partition(", ")[2])
-        for cell in cells_of(both, ours, null.simulated)
-        if cell.label.startswith(f"{table}, ")
+    rows = [
+        row | {"label": row["label"].removeprefix(f"{table}, ")}
+        for row in rows_of(both, ours, null.simulated)
+        if row["label"].startswith(f"{table}, ")
     ]
     values = found.constants
     own = "" if table == "table 4" else " rows of table 4"
-    return Estimates(
-        cells=cells,
-        unit="thousand frames/s",
-        kind="simulated (cost/plan.py; conf/cluster/k20x_farm.yaml and k20x_server.yaml)",
-        null=f"{null.constants['efficiency']:.3g} thousand frames/s per GPU, the geometric mean of "
-        "table 4's fitted rows",
-        constants=[
+    return {
+        "rows": rows,
+        "unit": "thousand frames/s",
+        "kind": "simulated (cost/plan.py; conf/cluster/k20x_farm.yaml and k20x_server.yaml)",
+        "one_constant": f"{null.constants['efficiency']:.3g} thousand frames/s per GPU, the "
+        "geometric mean of table 4's fitted rows",
+        "constants": [
             f"lambda_conn {values['lambda_conn']:.3g}: times that activations between the two GPUs "
             f"of a model take over the link's time; exchange {values['exchange_ms']:.3g} ms per "
             "exchange beside the links (waits, adding up, AdaGrad), which double buffering hides, "
             "where the paper prints 3 to 10 ms for the exchange. Fitted on"
             f"{own}: {' and '.join(cases[0].fit_on)}"
         ],
-        notes=[
+        "notes": [
             "T_sub(n) is table 1's; 9 ms more per exchange with quantisation; links and "
             "activations are as printed. Two GPUs of a model share the work but not the start of a "
             "pass; half batches pay the fixed part and the start twice."
         ],
-    )
+    }
 
 
 def one_bit_table_4() -> Estimates:
     """Return 4 x 2 GPUs by minibatch, with and without double buffering."""
     found = _one_bit("table 4")
     table_5 = {row[0]: row[1:] for row in read_paper(ONE_BIT)["table_5_data_x_model_kfps"]["rows"]}
-    printed = {cell.label: cell.printed for cell in found.cells}
+    printed = {row["label"]: row["paper"]["value"] for row in found["rows"]}
     largest = 92 * 1.024 / printed["no DB, 92k"] - 92 * 1.024 / printed["DB, 92k"]
-    return replace(
-        found,
-        notes=[
-            *found.notes,
-            "Where the table was measured is not printed; servers of two GPUs are taken. Table 5 "
-            f"prints {table_5['4x2'][0]:g} and {table_5['4x2'][1]:g} for 2,880 frames, and "
-            f"{table_5['4x2'][2]:g} and {table_5['4x2'][3]:g} for 16,384, where this table has "
-            f"{printed['DB, 2.8k']:g} and {printed['DB, 16k']:g}.",
-            f"Double buffering saves {1e3 * largest:.0f} ms per minibatch of 92k frames, but can "
-            "hide no more than the exchange, of 3 to 10 ms as printed. It must hide something else "
-            "that grows with the minibatch, which the simulator does not have; so it is too slow "
-            "there.",
-        ],
-    )
+    found["notes"] += [
+        "Where the table was measured is not printed; servers of two GPUs are taken. Table 5 "
+        f"prints {table_5['4x2'][0]:g} and {table_5['4x2'][1]:g} for 2,880 frames, and "
+        f"{table_5['4x2'][2]:g} and {table_5['4x2'][3]:g} for 16,384, where this table has "
+        f"{printed['DB, 2.8k']:g} and {printed['DB, 16k']:g}.",
+        f"Double buffering saves {1e3 * largest:.0f} ms per minibatch of 92k frames, but can "
+        "hide no more than the exchange, of 3 to 10 ms as printed. It must hide something else "
+        "that grows with the minibatch, which the simulator does not have; so it is too slow "
+        "there.",
+    ]
+    return found
 
 
 def one_bit_table_5() -> Estimates:
@@ -348,23 +313,20 @@ def one_bit_table_5() -> Estimates:
         for frames in (2880, 16384)
     }
     bounds = " and ".join(f"{a:.0f} to {b:.0f} ({n:,} frames)" for n, (a, b) in least.items())
-    return replace(
-        found,
-        notes=[
-            *found.notes,
-            f"One GPU: {alone[3]:g} thousand frames/s with minibatches of 16,384, but "
-            f"{sub[0] / sub[1]:.2f} by table 1 with {sub[0]:,}: the two tables differ by 5 % or "
-            "more, so 1x1 is simulated too fast.",
-            "One server of eight GPUs: 14 GB/s of all GPUs together are printed for four, and "
-            "assumed for eight. Activations of four models then share it; with twice as much, 4x2 "
-            f"would reach {faster:.1f} with 16,384 frames.",
-            "K-hat by equation 4 in closed form, with the printed "
-            f"{1e3 * long:g} to {1e3 * short:g} ms per exchange: at least {bounds} nodes of one "
-            f"GPU, by {1e6 * seconds:.4g} us per frame alone. T_post and T_upd are left out; both "
-            "raise it. The table has at most 16 nodes, so by the printed numbers every "
-            "exchange is hidden.",
-        ],
-    )
+    found["notes"] += [
+        f"One GPU: {alone[3]:g} thousand frames/s with minibatches of 16,384, but "
+        f"{sub[0] / sub[1]:.2f} by table 1 with {sub[0]:,}: the two tables differ by 5 % or "
+        "more, so 1x1 is simulated too fast.",
+        "One server of eight GPUs: 14 GB/s of all GPUs together are printed for four, and "
+        "assumed for eight. Activations of four models then share it; with twice as much, 4x2 "
+        f"would reach {faster:.1f} with 16,384 frames.",
+        "K-hat by equation 4 in closed form, with the printed "
+        f"{1e3 * long:g} to {1e3 * short:g} ms per exchange: at least {bounds} nodes of one "
+        f"GPU, by {1e6 * seconds:.4g} us per frame alone. T_post and T_upd are left out; both "
+        "raise it. The table has at most 16 nodes, so by the printed numbers every "
+        "exchange is hidden.",
+    ]
+    return found
 
 
 TABLES: dict[tuple[str, str], Callable[[], Estimates]] = {
@@ -397,40 +359,15 @@ def estimated(paper: str, table: str, title: str, about: Mapping[str, str]) -> d
 def content_of(
     found: Estimates, paper: str, table: str, title: str, about: Mapping[str, str]
 ) -> dict[str, Any]:
+    known = [row for row in found["rows"] if row["ours"]["used"] == "predicted"]
+    errors: dict[str, float] = {"predicted": len(known)}
+    for name, key in (("mean_absolute_error", "error"), ("one_constant", "one_constant_error")):
+        errors[name] = calibrate.mean_absolute({row["label"]: row["ours"][key] for row in known})
     return {
-        "paper": paper,
-        "table": table,
-        "title": title,
-        "simulated": True,
-        "columns": COLUMNS,
-        "unit": found.unit,
-        "kind": found.kind,
-        "one_constant": found.null,
-        "constants": list(found.constants),
-        "notes": list(found.notes),
-        "errors": found.errors(),
-        "rows": rows_of(found.cells),
-        **about,
+        **{"paper": paper, "table": table, "title": title, "simulated": True, "columns": COLUMNS},
+        **{key: found[key] for key in ("unit", "kind", "one_constant", "constants", "notes")},
+        **{"errors": errors, "rows": found["rows"], **about},
     }
-
-
-def rows_of(cells: Sequence[Cell], key: str = "value") -> list[dict[str, Any]]:
-    """Return the rows of a table, for JSON; `key` names the numbers."""
-    return [
-        {
-            "label": cell.label,
-            "paper": {key: cell.printed},
-            "ours": {
-                key: cell.ours,
-                "error": cell.error,
-                "one_constant": cell.null,
-                "one_constant_error": cell.null_error,
-                "used": cell.used,
-            },
-            "measured": False,
-        }
-        for cell in cells
-    ]
 
 
 def texts(table: Mapping[str, Any]) -> list[list[str]]:
