@@ -51,7 +51,7 @@ def stage(scale: str, file: str, train_index: str, conf: str, *more: str) -> str
     if not distances:
         return f"{table.name}: no ratio of paper.yaml to compare"
     times, label, name = max(distances)
-    return f"{table.name}: furthest off: {RATIOS[name].words} of row {label}, {times:.3g} times"
+    return f"{table.name}: furthest off: {RATIOS[name]} of row {label}, {times:.3g} times"
 
 
 def of_paper(row: RowSettings, paper: PaperSettings) -> RunSettings:

@@ -236,7 +236,7 @@ def _ratio_cells(table: TableDict) -> list[list[str]]:
     """Return the headings and rows of the table of ratios; none for a table without."""
     rows = [row for row in rows_shown(table) if row.get("ratios")]
     names = [name for name in RATIOS if any(name in row["ratios"] for row in rows)]
-    lines = [["row", *(RATIOS[name].words for name in names)]]
+    lines = [["row", *(RATIOS[name] for name in names)]]
     for row in rows:
         found = [row["ratios"].get(name) for name in names]
         lines.append([row["label"], *map(_ratio_cell, found)])
@@ -255,7 +255,7 @@ def _ratios_markdown(table: TableDict) -> str:
     if not lines:
         return ""
     reasons = {
-        f"{RATIOS[name].words}: {found['why']}"
+        f"{RATIOS[name]}: {found['why']}"
         for row in rows_shown(table)
         for name, found in row["ratios"].items()
         if found["why"]

@@ -6,8 +6,7 @@ Knows nothing of results.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asr_train.schema import Halving, OptimSettings, RunSettings, SettingsError
@@ -15,44 +14,65 @@ from asr_train.schema import Halving, OptimSettings, RunSettings, SettingsError
 MOST_OFF = 10.0  # times; a ratio that differs more needs a reason
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """A run, with what several ratios need.
+RATIOS = {  # their headings
+    "step_share": "frames per step / epoch",
+    "updates": "steps of the run",
+    "threshold_per_frame": "threshold / minibatch frames",
+    "quanta": "elements sent per parameter, worker and epoch",  # measured
+    "update_size": "rate x frames per update",
+    "largest_move": "rate x threshold x workers",
+    "blocks": "blocks per epoch",
+    "pretraining": "pre-training / epoch",
+    "last_rate": "last / first rate",
+    "growth": "last / first minibatch",
+    "averaged": "steps in AdaGrad's time constant",
+}
 
-    Attributes:
+
+def ratios(run: RunSettings, epoch_frames: float) -> dict[str, float]:
+    """Return those of RATIOS that the run's method has, and that no controller chooses, by name.
+
+    Args:
         epoch_frames: frames (outputs of the network) per epoch.
-        added_up: workers whose gradients are added up.
     """
-
-    run: RunSettings
-    epoch_frames: float
-    workers: int
-    added_up: int
-
-    @property
-    def minibatch_frames(self) -> float:
-        """The frames of a worker's step, after the phases of the beginning."""
-        return self.run.optim.minibatch_frames / self.run.comm.halves(self.workers)
-
-    @property
-    def step_frames(self) -> float:
-        """The frames of a step of all workers."""
-        return self.workers * self.minibatch_frames
-
-    @property
-    def rate(self) -> float:
-        """The scaled rate per frame in the first whole epoch after the phases."""
-        optim = self.run.optim
-        first = math.ceil(optim.phases[-1].until) if optim.phases else 0
-        return rate_in(optim, first) * optim.scaling.factor(self.added_up)
-
-
-def _shape(run: RunSettings, epoch_frames: float) -> _Shape:
-    traffic, workers = run.comm.method.traffic, run.comm.workers or 1
-    added_up = 1 if traffic.has_blocks else workers
+    optim, comm = run.optim, run.comm
+    workers, traffic = comm.workers or 1, comm.method.traffic
+    added_up = 1 if traffic.has_blocks else workers  # workers whose gradients are added up
     if traffic.in_groups:
-        added_up = run.comm.group_of(workers)
-    return _Shape(run, epoch_frames, workers, added_up)
+        added_up = comm.group_of(workers)
+    minibatch_frames = optim.minibatch_frames / comm.halves(workers)  # after all phases
+    step_frames = workers * minibatch_frames
+    # The scaled rate per frame in the first whole epoch after the phases
+    first = math.ceil(optim.phases[-1].until) if optim.phases else 0
+    rate = rate_in(optim, first) * optim.scaling.factor(added_up)
+    found = {
+        "step_share": step_frames / epoch_frames,
+        "update_size": rate * added_up * minibatch_frames,
+    }
+    if (tau := comm.threshold) is not None:
+        found |= {
+            "threshold_per_frame": tau / minibatch_frames,
+            "largest_move": rate * tau * added_up,
+        }
+    if comm.block_steps is not None:
+        found["blocks"] = epoch_frames / step_frames / comm.block_steps
+    if optim.pretrain is not None:
+        found["pretraining"] = optim.pretrain.share * optim.pretrain.epochs
+    if optim.adagrad is not None:
+        found["averaged"] = optim.adagrad.window_frames / step_frames
+    if optim.auto_rate is None:
+        newbob = optim.halving is Halving.newbob
+        last = optim.min_rate if newbob else rate_in(optim, optim.epochs - 1)
+        found["last_rate"] = last / optim.rate
+    if optim.auto_minibatch is None:
+        found["updates"] = 0.0
+        for epoch in range(optim.epochs):
+            for start, end, frames, most in optim.parts(epoch):
+                reading = min(workers, most or workers)
+                step = reading * frames / comm.halves(reading)
+                found.setdefault("growth", step_frames / step)
+                found["updates"] += (end - start) * epoch_frames / step
+    return {name: found[name] for name in RATIOS if name in found}
 
 
 def rate_in(optim: OptimSettings, epoch: int) -> float:
@@ -61,94 +81,6 @@ def rate_in(optim: OptimSettings, epoch: int) -> float:
         return optim.listed_rate(epoch)
     halvings = max(0, epoch + 1 - max(1, optim.hold_epochs))  # the first epoch is always held
     return optim.rate * (0.5**halvings if optim.halving is Halving.each_epoch else 1.0)
-
-
-def _updates(shape: _Shape) -> float | None:
-    if shape.run.optim.auto_minibatch is not None:
-        return None
-    steps = 0.0
-    for epoch in range(shape.run.optim.epochs):
-        for first, last, frames, most in shape.run.optim.parts(epoch):
-            workers = min(shape.workers, most or shape.workers)
-            step_frames = workers * frames / shape.run.comm.halves(workers)
-            steps += (last - first) * shape.epoch_frames / step_frames
-    return steps
-
-
-def _pretraining(shape: _Shape) -> float | None:
-    pretrain = shape.run.optim.pretrain
-    return None if pretrain is None else pretrain.share * pretrain.epochs
-
-
-def _last_rate(shape: _Shape) -> float | None:
-    optim = shape.run.optim
-    if optim.auto_rate is not None:
-        return None
-    if optim.halving is Halving.newbob:
-        return optim.min_rate / optim.rate
-    return rate_in(optim, optim.epochs - 1) / optim.rate
-
-
-def _growth(shape: _Shape) -> float | None:
-    """Of a step of all workers: the last one's frames over the first one's."""
-    run = shape.run
-    if run.optim.auto_minibatch is not None:
-        return None
-    _, _, frames, most = next(iter(run.optim.parts(0)))
-    workers = min(shape.workers, most or shape.workers)
-    return shape.step_frames / (workers * frames / run.comm.halves(workers))
-
-
-def _averaged(shape: _Shape) -> float | None:
-    adagrad = shape.run.optim.adagrad
-    return None if adagrad is None else adagrad.window_frames / shape.step_frames
-
-
-def _blocks(shape: _Shape) -> float | None:
-    steps = shape.run.comm.block_steps
-    return None if steps is None else shape.epoch_frames / shape.step_frames / steps
-
-
-def _per_frame(shape: _Shape) -> float | None:
-    tau = shape.run.comm.threshold
-    return None if tau is None else tau / shape.minibatch_frames
-
-
-def _cap(shape: _Shape) -> float | None:
-    tau = shape.run.comm.threshold
-    return None if tau is None else shape.rate * tau * shape.added_up
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A ratio: its heading, and its value for a run; None if none, or a controller chooses it."""
-
-    words: str
-    of: Callable[[_Shape], float | None]
-
-
-RATIOS = {
-    "step_share": Ratio("frames per step / epoch", lambda s: s.step_frames / s.epoch_frames),
-    "updates": Ratio("steps of the run", _updates),
-    "threshold_per_frame": Ratio("threshold / minibatch frames", _per_frame),
-    "quanta": Ratio("elements sent per parameter, worker and epoch", lambda s: None),  # measured
-    "update_size": Ratio(
-        "rate x frames per update", lambda s: s.rate * s.added_up * s.minibatch_frames
-    ),
-    "largest_move": Ratio("rate x threshold x workers", _cap),
-    "blocks": Ratio("blocks per epoch", _blocks),
-    "pretraining": Ratio("pre-training / epoch", _pretraining),
-    "last_rate": Ratio("last / first rate", _last_rate),
-    "growth": Ratio("last / first minibatch", _growth),
-    "averaged": Ratio("steps in AdaGrad's time constant", _averaged),
-}
-
-
-def ratios(run: RunSettings, epoch_frames: float) -> dict[str, float]:
-    """Return those of RATIOS that the run's method has, by name."""
-    shape = _shape(run, epoch_frames)
-    found = {name: ratio.of(shape) for name, ratio in RATIOS.items()}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def compared(
@@ -183,7 +115,7 @@ def unexplained(label: str, name: str, both: Mapping[str, Any]) -> str | None:
     if times <= MOST_OFF or both["why"] is not None:
         return None
     return (
-        f"row {label}: {RATIOS[name].words} is {both['ours']:.3g}, where the paper has "
+        f"row {label}: {RATIOS[name]} is {both['ours']:.3g}, where the paper has "
         f"{both['paper']:.3g}: {times:.0f} times off, which changes what the row shows; change the "
         f"scale's settings, or state the reason as unlike.{name} of the scale or row"
     )

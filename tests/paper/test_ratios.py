@@ -221,7 +221,7 @@ def test_elements_sent_per_epoch_are_the_printed_and_the_measured_ones(tmp_path)
     (found,) = (row["ratios"]["quanta"] for row in content["rows"])
     assert found["paper"] == pytest.approx(1 / 846 / SHARE["paper"])
     assert found["ours"] == pytest.approx(0.002 * 40)
-    assert f"- {RATIOS['quanta'].words}: few parameters" in markdown(content)
+    assert f"- {RATIOS['quanta']}: few parameters" in markdown(content)
 
 
 def test_elements_sent_that_are_ten_times_off_without_a_reason_are_named_after_training(tmp_path):
