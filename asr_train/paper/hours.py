@@ -44,16 +44,11 @@ def training_hours(
         return None
     data, _, stripes = parallel.partition(" ")[0].partition("x")
     case, cluster, constants = _fitted(settings.cluster)
-    larger = 1e6 * settings.parameters_millions / case.rows[0].work.parameters
     usual = case.rows[0].work
-    work = replace(
-        usual,
-        parameters=larger * usual.parameters,
-        frame_seconds=larger * usual.frame_seconds,
-        fixed_seconds=larger * usual.fixed_seconds,
-        start_seconds=larger * usual.start_seconds,
-        activations=larger**0.5 * usual.activations,  # as the width
-    )
+    larger = 1e6 * settings.parameters_millions / usual.parameters
+    grown = ("parameters", "frame_seconds", "fixed_seconds", "start_seconds")
+    work = replace(usual, **{key: larger * getattr(usual, key) for key in grown})
+    work = replace(work, activations=larger**0.5 * usual.activations)  # as the width
     cluster, work = with_constants(cluster, work, constants)
     whole = settings.passes * settings.speech_hours * FRAMES_AN_HOUR
     seconds = 0.0

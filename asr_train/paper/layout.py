@@ -56,9 +56,13 @@ def _label(row: JsonRow) -> str:
     return f"{row['label']} (diverged)" if "diverged" in row["ours"] else str(row["label"])
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
+
+
 def _wer_cell(row: JsonRow) -> str:
-    each = [f"{100 * wer:.2f}" for wer in row["ours"]["wer_by_seed"]]
-    mean = f"{100 * row['ours']['wer']:.2f}"
+    each = [_percent(wer) for wer in row["ours"]["wer_by_seed"]]
+    mean = _percent(row["ours"]["wer"])
     return f"{mean} ({', '.join(each)})" if len(each) > 1 else mean
 
 
@@ -94,8 +98,7 @@ def _after(epoch: int) -> Column:
     """Return the column of the WER after an epoch (from 1)."""
 
     def cell(row: JsonRow) -> str:
-        found = row["ours"]["wer_by_epoch"]
-        return f"{100 * found[epoch - 1]:.2f}" if len(found) >= epoch else DASH
+        return "".join(map(_percent, row["ours"]["wer_by_epoch"][epoch - 1 : epoch])) or DASH
 
     return Column(f"WER % after epoch {epoch}", cell, f"WER % {epoch}")
 
@@ -104,8 +107,7 @@ def _of_split(split: str) -> Column:
     """Return the column of the WER of one of several test sets."""
 
     def cell(row: JsonRow) -> str:
-        wer = row["ours"]["wer_by_split"].get(split)
-        return DASH if wer is None else f"{100 * wer:.2f}"
+        return text(row["ours"]["wer_by_split"].get(split), _percent)
 
     return Column(f"ours, WER % of {split}", cell, split)
 
@@ -160,9 +162,7 @@ def columns(table: TableDict) -> list[Column]:
         WER,
         REDUCTION,
         Column("p", lambda row: p_value(row["ours"]["wer_reduction"])),
-        Column(
-            "DEV frame error %", _ours("frame_error", lambda x: f"{100 * x:.2f}"), "DEV frame %"
-        ),
+        Column("DEV frame error %", _ours("frame_error", _percent), "DEV frame %"),
         Column("relative frame error reduction %", _ours("frame_error_reduction_percent", signed)),
         KILOBYTES,
         RATIO,
@@ -432,5 +432,5 @@ def _control_line(row: JsonRow) -> str:
 
 
 def _epochs_line(row: JsonRow) -> str:
-    series = ", ".join(f"{100 * wer:.2f}" for wer in row["ours"]["wer_by_epoch"])
+    series = ", ".join(map(_percent, row["ours"]["wer_by_epoch"]))
     return f"{row['label']}: WER % after each epoch {series}."

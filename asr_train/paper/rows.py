@@ -204,13 +204,13 @@ class Run:
         Raises:
             SettingsError: if there is none.
         """
-        found = [o.partition("=")[2] for o in self.overrides if o.startswith("optim.epochs=")]
-        if not found or not found[-1].isdigit():
+        found = dict(o.split("=", 1) for o in self.overrides).get("optim.epochs", "not set")
+        if not found.isdigit():
             raise SettingsError(
-                f"{self.name} is decoded after every epoch, but optim.epochs is "
-                f"{found[-1] if found else 'not set'}; give a number in paper.yaml"
+                f"{self.name} is decoded after every epoch, but optim.epochs is {found}; give a "
+                "number in paper.yaml"
             )
-        return int(found[-1])
+        return int(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +298,10 @@ def read_table(path: Path | str, scale: str) -> Table:
         raise SettingsError(f"SCALE is {scale}; {path.parent.name} has {', '.join(paper.scales)}")
     _check_scales(path, settings, paper)
     printed = printed_rows(read_paper(paper.paper), settings.table)
+    for word in given:
+        if not word.isdecimal():
+            raise SettingsError(f"SEEDS names {word!r}; it takes integers, such as SEEDS='1 2 3'")
     if given:
-        wrong = next((word for word in given if not word.isdecimal()), None)
-        if wrong is not None:
-            raise SettingsError(f"SEEDS names {wrong!r}; it takes integers, such as SEEDS='1 2 3'")
         _check_seeds("SEEDS", [int(word) for word in given])
 
     def runs(row: RowSettings) -> tuple[Run, ...]:

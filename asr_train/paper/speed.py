@@ -5,7 +5,7 @@ the paper's: a density of ours belongs to a network of ours. So a printed row ha
 results/PAPER/speed.md. Knows nothing of accuracy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -20,14 +20,12 @@ from asr_train.paper.rows import RowSettings
 from asr_train.report.exchange import Trained, measured
 from asr_train.schema import CommSettings, build
 
+CASES: dict[str, Callable[[], Case]] = {"strom2015": strom_2015, "ladkat2019": ladkat_2019}
+
 
 def case_of(paper: str) -> Case | None:
     """Return the case fitted on the paper's speeds; None for a paper without."""
-    if paper == "strom2015":
-        return strom_2015()
-    if paper == "ladkat2019":
-        return ladkat_2019()
-    return None
+    return CASES[paper]() if paper in CASES else None
 
 
 def simulated(
