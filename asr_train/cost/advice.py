@@ -6,6 +6,8 @@ advised: in the papers, long blocks and many separate models lose most accuracy.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from asr_train.cost.cluster import ClusterSettings
 from asr_train.cost.optimum import Optimum, optimum
@@ -240,19 +242,14 @@ def nearest(options: Sequence[Option], share: float) -> Option:
 
 def crossovers(curves: Mapping[str, Sequence[Speed]]) -> list[tuple[int, str]]:
     """Return the numbers of workers from which on another method is the fastest, and its name."""
-    counts = sorted({speed.workers for speeds in curves.values() for speed in speeds} - {1})
-    found: list[tuple[int, str]] = []
-    for workers in counts:
-        speeds_of = {
-            name: speed.frames_per_second
-            for name, speeds in curves.items()
-            for speed in speeds
-            if speed.workers == workers
-        }
-        best = max(speeds_of, key=speeds_of.__getitem__)
-        if not found or found[-1][1] != best:
-            found.append((workers, best))
-    return found
+    fastest: dict[int, tuple[float, str]] = {}
+    for name, speeds in curves.items():
+        for speed in speeds:
+            usual, _ = fastest.get(speed.workers, (0.0, ""))
+            if speed.workers > 1 and speed.frames_per_second > usual:
+                fastest[speed.workers] = speed.frames_per_second, name
+    by_count = ((workers, name) for workers, (_, name) in sorted(fastest.items()))
+    return [next(same) for _, same in groupby(by_count, itemgetter(1))]
 
 
 def fastest_with(speeds: Sequence[Speed]) -> int:

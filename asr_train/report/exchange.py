@@ -109,10 +109,10 @@ def measured(run: Trained) -> Row:
         return sum(row[key] * n for row, n in zip(rows, steps, strict=True))
 
     message_bytes, elements = sums("sent_bits") / 8, sums("elements_sent")
-    parameters = _parameters(rows)
+    parameters = _parameters(rows)  # known if something was sent
     seconds = sums("step_seconds")
-    dev = [row for row in run.log if "dev_accuracy" in row]
-    found: Row = {
+    dev = [row["dev_accuracy"] for row in run.log if "dev_accuracy" in row]
+    return {
         "run": run.run,
         "method": method_words(run.comm, run.about["workers"]),
         "workers": run.about["workers"],
@@ -120,25 +120,21 @@ def measured(run: Trained) -> Row:
         "steps": total,
         "sending_steps": sending,
         "parameters": parameters,
-        "dev_accuracy": dev[-1]["dev_accuracy"] if dev else None,
+        "dev_accuracy": dev[-1] if dev else None,
         "message_bytes": message_bytes or None,
         "message_bytes_a_minibatch": message_bytes / sending or None,
         **received(sums("received_bits") / 8, total, parameters, run.about["workers"]),
-        "compression_ratio": None,
-        "bits_an_element": None,
+        "compression_ratio": 4 * parameters * sending / message_bytes
+        if parameters and message_bytes
+        else None,
+        "bits_an_element": 8 * message_bytes / elements if elements else None,
         "elements_a_minibatch": elements / sending or None,
-        "density": None,
+        "density": elements / sending / parameters if parameters else None,
         "frames_a_second": rows[-1]["frames"] / seconds if seconds else None,
         "cpu_seconds": sums("cpu_seconds"),
         "staleness": sums("staleness_mean") / total if "staleness_mean" in rows[0] else None,
         "shares": _shares(sums, seconds) if seconds else None,
     }
-    if message_bytes:
-        assert parameters is not None  # the log has the ratio if something was sent
-        found["compression_ratio"] = 4 * parameters * sending / message_bytes
-        found["bits_an_element"] = 8 * message_bytes / elements if elements else None
-        found["density"] = elements / sending / parameters
-    return found
 
 
 def _counted(run: Trained) -> tuple[list[Row], list[int]]:

@@ -223,17 +223,17 @@ def _learning_words(run: str, rows: Sequence[Row]) -> str:
 
 def _decision_words(run: str, rows: Sequence[Row]) -> list[str]:
     """Return a line per controller (optim.auto_minibatch, auto_rate) with its decisions."""
-    by_kind = {
-        kind: [row for row in rows if row.get("decision") == kind] for kind in ("minibatch", "rate")
-    }
+    sizes, rates = (
+        [row for row in rows if row.get("decision") == kind] for kind in ("minibatch", "rate")
+    )
     lines = []
-    if sizes := by_kind["minibatch"]:
+    if sizes:
         shown = ", ".join(f"{row['minibatch_frames']:,} (step {row['step']:,})" for row in sizes)
         before = sizes[0]["minibatch_frames_before"]
         lines.append(
             f"{run}: minibatch size by trial, frames per worker: {before:,}, then {shown}."
         )
-    if rates := by_kind["rate"]:
+    if rates:
         shown = ", ".join(
             f"{row['action']} (step {row['step']:,}, {100 * row['held_out_accuracy']:.1f} %, "
             f"{row['new_rate']:g})"
@@ -254,12 +254,6 @@ ALIGNED: dict[str, Callable[[Row], str]] = {  # heading -> text of a report
     "shortest phones, %": lambda ali: f"{100 * ali['durations']['shortest_share']:.1f}",
     "long phones": lambda ali: f"{ali['durations']['long']:,}",
 }
-BOUNDARIES = {  # heading -> key and factor
-    "median, ms": ("median_ms", 1),
-    "in 20 ms, %": ("within_20ms", 100),
-    "in 25 ms, %": ("within_25ms", 100),
-    "in 50 ms, %": ("within_50ms", 100),
-}
 
 
 def alignment_table(alignments: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -267,19 +261,21 @@ def alignment_table(alignments: Sequence[Row]) -> tuple[list[str], list[list[str
 
     Boundary errors have columns if any report has true times.
     """
-    bounds = any(ali["boundaries"] for ali in alignments)
-    rows = [[cell(ali) for cell in ALIGNED.values()] for ali in alignments]
-    if not bounds:
-        return list(ALIGNED), rows
-    both = [row + _boundary_cells(ali) for row, ali in zip(rows, alignments, strict=True)]
-    return [*ALIGNED, *BOUNDARIES], both
+    shown = ALIGNED | (BOUNDARIES if any(ali["boundaries"] for ali in alignments) else {})
+    return list(shown), [[cell(ali) for cell in shown.values()] for ali in alignments]
 
 
-def _boundary_cells(ali: Row) -> list[str]:
-    found = ali["boundaries"]
-    if found is None:
-        return ["unknown"] + [""] * (len(BOUNDARIES) - 1)
-    return [f"{factor * found[key]:.1f}" for key, factor in BOUNDARIES.values()]
+def _boundaries(key: str, factor: int, unknown: str = "") -> Callable[[Row], str]:
+    """Return the text of a number of `boundaries`; without them, `unknown`."""
+    return lambda ali: f"{factor * b[key]:.1f}" if (b := ali["boundaries"]) else unknown
+
+
+BOUNDARIES = {  # as ALIGNED, of reports with true times
+    "median, ms": _boundaries("median_ms", 1, "unknown"),
+    "in 20 ms, %": _boundaries("within_20ms", 100),
+    "in 25 ms, %": _boundaries("within_25ms", 100),
+    "in 50 ms, %": _boundaries("within_50ms", 100),
+}
 
 
 def alignment_notes(alignments: Sequence[Row]) -> list[str]:

@@ -167,10 +167,9 @@ def compared(scores: Sequence[Score], settings: ScoreSettings) -> Row | None:
     count = len(errors[scores[0]["run"]])
     if count < 2:
         return None
-    order = {run: i for i, run in enumerate(errors)}
-    found = compare_all(errors, settings.bootstrap, settings.seed)
+    order = list(errors)
     pairs = [
-        [order[a], order[b], *(round(x, 6) for x in (c.difference, *c.ci95, c.p))]
-        for (a, b), c in found.items()
+        [order.index(a), order.index(b), *(round(x, 6) for x in (c.difference, *c.ci95, c.p))]
+        for (a, b), c in compare_all(errors, settings.bootstrap, settings.seed).items()
     ]
     return {"over": over, "units": count, "pairs": pairs}

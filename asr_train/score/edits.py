@@ -132,11 +132,10 @@ def show_alignment(pairs: Sequence[Pair]) -> tuple[str, str, str]:
     >>> show_alignment([("ONE", "ONE"), ("SIX", None), (None, "OH")])
     ('ONE SIX **', 'ONE *** OH', '    D   I ')
     """
-    lines: tuple[list[str], list[str], list[str]] = ([], [], [])
+    columns = []
     for word, found in pairs:
         width = max(len(word or ""), len(found or ""))
         cells = (word or "*" * width, found or "*" * width, edit_mark(word, found))
-        for line, cell in zip(lines, cells, strict=True):
-            line.append(cell.ljust(width))
-    top, middle, bottom = (" ".join(line) for line in lines)
+        columns.append([cell.ljust(width) for cell in cells])
+    top, middle, bottom = (" ".join(cells[line] for cells in columns) for line in range(3))
     return top, middle, bottom
