@@ -120,28 +120,20 @@ SAME = {  # the paper's columns of what a column of ours has, whose name they ge
     **dict.fromkeys(("acc", "main_acc", "relu_acc", "svd_ll_acc"), TRAIN_ACCURACY),
     **{f"pass_{n}": _after(n) for n in range(1, 8)},
 }
-BESIDE = {  # the paper's columns -> our columns beside them
-    "nodes": (WORKERS,),
-    "gpus": (WORKERS,),
-    "tau": (THRESHOLD,),
-    "block_size": (BLOCK,),
-    "group_size": (GROUP,),
-    "frames_per_second": (SIMULATED_FRAMES, FRAMES),
-    "relative_speed": (SPEEDUP,),
-    "speedup_frames_per_second": (SPEEDUP,),
-    "speedup_total_time": (TOTAL,),
-    "elapsed_minutes": (MINUTES,),
-    "hours": (HOURS,),
-    "compression_ratio": (RATIO,),
-    **{key: (column,) for key, column in SAME.items()},
-}
-WORDS = {
-    "frames_per_second": "frames/s",
-    "elapsed_minutes": "minutes",
-    "relative_speed": "speed-up",
-    "speedup_frames_per_second": "speed-up in frames/s",
-    "speedup_total_time": "speed-up in total time",
-    **{key: column.name for key, column in SAME.items()},
+PRINTED = {  # the paper's columns -> their headings, and our columns beside them
+    "nodes": ("nodes", [WORKERS]),
+    "gpus": ("gpus", [WORKERS]),
+    "tau": ("tau", [THRESHOLD]),
+    "block_size": ("block size", [BLOCK]),
+    "group_size": ("group size", [GROUP]),
+    "frames_per_second": ("frames/s", [SIMULATED_FRAMES, FRAMES]),
+    "relative_speed": ("speed-up", [SPEEDUP]),
+    "speedup_frames_per_second": ("speed-up in frames/s", [SPEEDUP]),
+    "speedup_total_time": ("speed-up in total time", [TOTAL]),
+    "elapsed_minutes": ("minutes", [MINUTES]),
+    "hours": ("hours", [HOURS]),
+    "compression_ratio": ("compression ratio", [RATIO]),
+    **{key: (column.name, [column]) for key, column in SAME.items()},
 }
 
 
@@ -153,10 +145,11 @@ def columns(table: TableDict) -> list[Column]:
     shown: set[str] = set()
     for key in [*keys, *(key for key in printed if key not in keys)]:
         split = table.get("splits", {}).get(key)
-        beside = (_of_split(split),) if split else BESIDE.get(key, ())
+        words, beside = PRINTED.get(key, (key.replace("_", " "), []))
+        beside = [_of_split(split)] if split else beside
         shown |= {column.name for column in beside}
         if beside or key not in keys:  # otherwise it is in the row's name
-            found.append(_printed_column(key, beside))
+            found.append(_printed_column(key, words, beside))
     rest = [
         WORKERS,
         WER,
@@ -185,7 +178,7 @@ def columns(table: TableDict) -> list[Column]:
     return found + [c for c in known if any(c.cell(row) != DASH for row in rows)]
 
 
-def _printed_column(key: str, beside: Sequence[Column]) -> Column:
+def _printed_column(key: str, words: str, beside: Sequence[Column]) -> Column:
     def cell(row: JsonRow) -> str:
         value = row["paper"].get(key)
         printed = text(value, lambda x: f"{x:,}" if isinstance(x, int) else str(x))
@@ -193,7 +186,6 @@ def _printed_column(key: str, beside: Sequence[Column]) -> Column:
 
     names = [column.name.partition(", ")[2] or "ours" for column in beside]
     short = next((column.short for column in beside if column.short), "")
-    words = WORDS.get(key, key.replace("_", " "))
     return Column(f"{words}: {' / '.join(['paper', *names])}", cell, short)
 
 

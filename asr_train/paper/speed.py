@@ -29,7 +29,7 @@ def case_of(paper: str) -> Case | None:
 
 
 def simulated(
-    case: Case,
+    case: Case | None,
     cluster: ClusterSettings,
     row: RowSettings,
     usual: Mapping[str, Any],
@@ -37,6 +37,8 @@ def simulated(
     settings: Mapping[str, Any],
 ) -> dict[str, Any] | None:
     """Simulate the row at the paper's scale; None if its workers, network or messages are unknown.
+
+    None also without a case: the paper prints no speeds.
 
     Args:
         usual: default values of the run's rows.
@@ -46,6 +48,8 @@ def simulated(
         The speed and what it was simulated for; `speedup` is relative to one worker of the paper's
         first network, as in the paper.
     """
+    if case is None:
+        return None
     comm = at_paper_scale(settings, {**usual, **row.set})
     own_network = printed is None and any(key.startswith("model.") for key in row.set)
     if comm.workers is None or own_network:

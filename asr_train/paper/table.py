@@ -96,19 +96,13 @@ def paper_table(
         row, runs = found.row, found.runs
         base = [baseline.results[seed] for seed in found.results]
         ours = ours_of(list(found.results.values()), base, settings)
-        ours["simulated"] = None
-        if case is not None:
-            defaults = table.paper.runs[row.settings.run]
-            comm = runs[0].about["settings"]["comm"]
-            speed = simulated(case, cluster, row.settings, defaults, row.paper, comm)
-            if speed is not None:
-                frames = _mean([_whole(run, _frames(run)) for run in runs])
-                alone = _mean([_whole(each.run, _frames(each.run)) for each in base])
-                speed["speedup_total"] = (
-                    speed["speedup"] * alone / frames if alone and frames else None
-                )
-            ours["simulated"] = speed
-        ours["hours"] = _hours(found, baseline, table)
+        defaults, comm = table.paper.runs[row.settings.run], runs[0].about["settings"]["comm"]
+        speed = simulated(case, cluster, row.settings, defaults, row.paper, comm)
+        if speed is not None:
+            frames = _mean([_whole(run, _frames(run)) for run in runs])
+            alone = _mean([_whole(each.run, _frames(each.run)) for each in base])
+            speed["speedup_total"] = speed["speedup"] * alone / frames if alone and frames else None
+        ours |= {"simulated": speed, "hours": _hours(found, baseline, table)}
         reasons = table.paper.scales[table.scale].unlike | row.settings.unlike
         known = ratios.get(row.label, {})
         return {

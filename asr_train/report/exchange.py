@@ -219,15 +219,13 @@ def method_words(comm: CommSettings, workers: int) -> str:
 
 def _splits(run: Trained, baseline: Trained, settings: ScoreSettings) -> dict[str, Row]:
     """Return the WER of held-out splits, and its comparison with the baseline."""
-    base = {score["split"]: score for score in baseline.scores}
+    base = {score["split"]: score for score in baseline.scores if run is not baseline}
     found = {}
     for score in run.scores:
-        split = score["split"]
-        if not tables.held_out(split):
-            continue
-        found[split] = {key: score[key] for key in ("wer", "ci95", "errors", "words")}
-        compared = run is not baseline and split in base
-        found[split]["against"] = tables.against(base[split], score, settings) if compared else None
+        if tables.held_out(split := score["split"]):
+            found[split] = {key: score[key] for key in ("wer", "ci95", "errors", "words")}
+            compared = tables.against(base[split], score, settings) if split in base else None
+            found[split]["against"] = compared
     return found
 
 

@@ -188,12 +188,8 @@ def compare_all(
     runs: Mapping[str, Mapping[str, WordErrors]], draws: int, seed: int
 ) -> dict[tuple[str, str], Comparison]:
     """Return the `compare` of each run with every later one; units are drawn once for all."""
-    first, *later = runs.values()
-    for errors in later:
-        _check_pair(first, errors)
-    names = sorted(first)
+    names = _common_units(runs.values())
     units_RU = [[errors[name] for name in names] for errors in runs.values()]
-    _check_units(units_RU[0])
     rate_R = {run: total(errors).rate for run, errors in zip(runs, units_RU, strict=True)}
     rates_RD = dict(zip(runs, _draw_rates(units_RU, draws, seed), strict=True))
     return {
@@ -239,11 +235,7 @@ def reduction(
     """
     if not pairs:
         raise ValueError("no pair of runs to compare; score at least one seed")
-    first = pairs[0][0]
-    for errors in (errors for pair in pairs for errors in pair):
-        _check_pair(first, errors)
-    names = sorted(first)
-    _check_units([first[name] for name in names])
+    names = _common_units(errors for pair in pairs for errors in pair)
     counts_RSU = np.array(
         [[[errors[n].errors for n in names] for errors in run] for run in zip(*pairs, strict=True)]
     )
@@ -364,16 +356,21 @@ def _check_units(errors: Sequence[WordErrors]) -> None:
         raise ValueError("no reference words to score: does this split have transcripts?")
 
 
-def _check_pair(a: Mapping[str, WordErrors], b: Mapping[str, WordErrors]) -> None:
-    unpaired = sorted(set(a) ^ set(b))
-    if unpaired:
-        raise ValueError(
-            f"{len(a)} and {len(b)} units cannot be paired: {', '.join(unpaired[:3])} "
-            "are in one run only; score both runs on the same split"
-        )
-    for name in sorted(a):
-        if a[name].words != b[name].words:
+def _common_units(runs: Iterable[Mapping[str, WordErrors]]) -> list[str]:
+    """Return the names of the units, which all runs must have, with as many reference words."""
+    a, *others = runs
+    names = sorted(a)
+    for b in others:
+        if unpaired := sorted(set(a) ^ set(b)):
             raise ValueError(
-                f"{name} has {a[name].words} reference words in one run but {b[name].words} in "
-                "the other; score both runs with the same manifest"
+                f"{len(a)} and {len(b)} units cannot be paired: {', '.join(unpaired[:3])} "
+                "are in one run only; score both runs on the same split"
             )
+        for name in names:
+            if a[name].words != b[name].words:
+                raise ValueError(
+                    f"{name} has {a[name].words} reference words in one run but {b[name].words} in "
+                    "the other; score both runs with the same manifest"
+                )
+    _check_units([a[name] for name in names])
+    return names
