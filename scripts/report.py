@@ -31,7 +31,7 @@ from asr_train.data.remarks import read_remarks
 from asr_train.files import read_json, read_jsonl, write_bytes, write_text
 from asr_train.jobs import main, stage_times
 from asr_train.provenance import call
-from asr_train.report.card import Recorded, data_card
+from asr_train.report.card import data_card
 from asr_train.report.page import Work, alignment_markdown, best_run, build_page
 from asr_train.report.tables import Score, read_score
 from asr_train.report.utterances import of_split, worst
@@ -105,21 +105,18 @@ def contents(
         best = best_run(wer)
         heard[best["split"]] = sounds(best, scores, cuts[best["split"]], rows)
         embedded = in_the_page(best, len(heard[best["split"]]))
-    recorded = [
-        Recorded(
-            split,
-            list(cuts[split].values()),
-            [(r.utt_id, r.what, r.why, r.dropped) for r in read_remarks(path)],
-        )
+    remarks = {
+        split: [(r.utt_id, r.what, r.why, r.dropped) for r in read_remarks(path)]
         for split, path in manifest_of.items()
-    ]
+    }
+    rows_of = {split: list(found.values()) for split, found in cuts.items()}
     runs = list(dict.fromkeys(row["ours"]["run"] for row in wer["rows"]))
     models = {run_of(path): path for path in named(inputs, "exp/*/model.json")}
     return Work(
         splits=splits,
         heard=heard,
         embedded=embedded,
-        card=data_card(recorded) if recorded else None,
+        card=data_card(rows_of, remarks) if cuts else None,
         passes={p.parent.name: read_jsonl(p) for p in named(inputs, "exp/*/passes.jsonl")},
         runs=[of_run(run, models, scores, times, work, folder) for run in runs if models],
         command=call(),
