@@ -441,13 +441,8 @@ def plot(found: Plan, path: Path, title: str) -> None:
     rate = found.alone.frames_per_second
     axes.plot([1, most], [rate, most * rate], color="0.6", linewidth=0.8, label="linear")
     for name, speeds in found.curves.items():
-        axes.plot(
-            [speed.workers for speed in speeds],
-            [speed.frames_per_second for speed in speeds],
-            marker="o",
-            markersize=3,
-            label=name,
-        )
+        counts, rates = zip(*((s.workers, s.frames_per_second) for s in speeds), strict=True)
+        axes.plot(counts, rates, marker="o", markersize=3, label=name)
     axes.set(xscale="log", yscale="log", xlabel="workers", ylabel="frames/s", title=title)
     axes.set_xscale("log", base=2)
     axes.legend(fontsize=8)

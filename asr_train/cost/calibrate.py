@@ -348,11 +348,9 @@ def with_constants(
     of_gpu: dict[str, Any] = {k: x for k, x in constants.items() if hasattr(cluster.gpu, k)}
     cluster = replace(cluster, gpu=replace(cluster.gpu, **of_gpu), **own)
     if (kilobytes := constants.get("message_kb")) is not None:
-        scaled = (
-            MessageSize(1e3 * kilobytes * m.size, 1e3 * kilobytes * m.elements)
-            for m in work.messages
-        )
-        work = replace(work, messages=tuple(scaled))
+        times = 1e3 * kilobytes
+        scaled = tuple(MessageSize(times * m.size, times * m.elements) for m in work.messages)
+        work = replace(work, messages=scaled)
     return cluster, work
 
 
@@ -390,12 +388,8 @@ def fit(case: Case, cluster: ClusterSettings, fit_on: Sequence[str]) -> Fit:
 
     def misses(logs: np.ndarray) -> np.ndarray:
         constants = dict(zip(names, np.exp(logs), strict=True))
-        return np.array(
-            [
-                math.log(simulated(row, cluster, constants, case.steps) / row.published)
-                for row in rows
-            ]
-        )
+        times = [simulated(row, cluster, constants, case.steps) / row.published for row in rows]
+        return np.array([math.log(x) for x in times])
 
     begin = np.log([case.start[name] for name in names])
     found = least_squares(

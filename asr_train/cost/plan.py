@@ -303,12 +303,8 @@ class _Run:
             return np.full((1, self.steps), mean)
         variance = math.log1p(self.cluster.gpu.jitter**2)
         minibatches = self.steps // self.parts
-        normal_WM = np.stack(
-            [
-                np.random.default_rng([seed, w]).standard_normal(minibatches)
-                for w in range(self.workers)
-            ]
-        )
+        rngs = [np.random.default_rng([seed, w]) for w in range(self.workers)]
+        normal_WM = np.stack([rng.standard_normal(minibatches) for rng in rngs])
         drawn_WM = np.exp(math.sqrt(variance) * normal_WM - variance / 2)
         return mean * drawn_WM.repeat(self.parts, axis=1)
 
@@ -343,11 +339,10 @@ class _Run:
         if traffic is Traffic.onebit:
             return dense / 32 * self.parts  # all stripes together
         blocks = dense / self.method.block_steps if traffic.has_blocks else 0.0
-        if traffic is Traffic.bmuf:
+        group = self.method.group_size
+        if traffic is Traffic.bmuf or (traffic.in_groups and group == 1):
             return blocks
-        alone_in_group = traffic is Traffic.bmuf_gtc and self.method.group_size == 1
-        sizes = [0.0] if alone_in_group else [m.size for m in self.work.messages]
-        return blocks / (self.method.group_size if blocks else 1) + float(np.mean(sizes))
+        return blocks / group + float(np.mean([m.size for m in self.work.messages]))
 
     # --- one process per worker ---
 

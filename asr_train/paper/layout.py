@@ -359,14 +359,12 @@ def _reduction_note(base: dict[str, Any], table: TableDict) -> str:
         f"a bootstrap over {found['units']} {found['over']} ({draws['bootstrap']} draws, seed "
         f"{draws['seed']}), the same for row and baseline"
     )
-    several = (
-        ""
-        if base["seeds"] == 1
-        else (
+    several = ""
+    if base["seeds"] > 1:
+        several = (
             f"; of rows with several seeds, from the components of variance of {found['over']} and "
             "seeds, by t with Satterthwaite's degrees of freedom"
         )
-    )
     return (
         "Relative reductions: errors fewer than those of the baseline "
         f"({', '.join(base['runs'])}), in percent of them; positive: better, as in the papers. "

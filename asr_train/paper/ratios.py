@@ -45,15 +45,11 @@ def ratios(run: RunSettings, epoch_frames: float) -> dict[str, float]:
     # The scaled rate per frame in the first whole epoch after the phases
     first = math.ceil(optim.phases[-1].until) if optim.phases else 0
     rate = rate_in(optim, first) * optim.scaling.factor(added_up)
-    found = {
-        "step_share": step_frames / epoch_frames,
-        "update_size": rate * added_up * minibatch_frames,
-    }
+    found = {"step_share": step_frames / epoch_frames}
+    found["update_size"] = rate * added_up * minibatch_frames
     if (tau := comm.threshold) is not None:
-        found |= {
-            "threshold_per_frame": tau / minibatch_frames,
-            "largest_move": rate * tau * added_up,
-        }
+        found["threshold_per_frame"] = tau / minibatch_frames
+        found["largest_move"] = rate * tau * added_up
     if comm.block_steps is not None:
         found["blocks"] = epoch_frames / step_frames / comm.block_steps
     if optim.pretrain is not None:

@@ -420,11 +420,7 @@ def run_of(
     defaults |= {key: _times(key, v, {}) for key, v in chosen.items()}
     own = {key: _times(key, v, {**factors, **times}) for key, v in row.set.items()}
     values = {**defaults, **own}
-    shown = {
-        key: v
-        for key, v in values.items()
-        if key == WORKERS or key not in defaults or defaults[key] != v
-    }
+    shown = {k: v for k, v in values.items() if k == WORKERS or (k, v) not in defaults.items()}
     words = [
         key.rpartition(".")[2] + ("" if isinstance(v, dict) else _spelled(v))
         for key, v in sorted(shown.items())

@@ -272,7 +272,7 @@ def ours_of(
         return _mean([numbers[key] for numbers in found])
 
     frame_errors = [_frame_errors(run) for run in runs]
-    base_errors = [_frame_errors(each.run) for each in base]
+    both_errors = [*zip(frame_errors, [_frame_errors(each.run) for each in base], strict=True)]
     optim = runs[0].about["settings"].get("optim", {})
     seconds = [numbers["cpu_seconds"] for numbers in found]
     speeds = [_frames(run) / second for run, second in zip(runs, seconds, strict=True)]
@@ -294,18 +294,12 @@ def ours_of(
         "wer_reduction": wer_reduction(scores, [each.score for each in base], settings),
         "frame_error": _mean([errors[-1] if errors else None for errors in frame_errors]),
         "frame_error_reduction_percent": _mean(
-            [
-                100 * (1 - own[-1] / other[-1]) if own and other and other[-1] else None
-                for own, other in zip(frame_errors, base_errors, strict=True)
-            ]
+            [100 * (1 - a[-1] / b[-1]) if a and b and b[-1] else None for a, b in both_errors]
         ),
         "epochs": max(map(len, frame_errors)),
         "frame_error_by_epoch": _by_epoch(frame_errors),
         "frame_error_over_baseline_by_epoch": _by_epoch(
-            [
-                [a / b for a, b in zip(own, other, strict=False) if b]
-                for own, other in zip(frame_errors, base_errors, strict=True)
-            ]
+            [[a / b for a, b in zip(*both, strict=False) if b] for both in both_errors]
         ),
         "wer_by_epoch": _by_epoch([[score["wer"] for score in each.epochs] for each in results]),
         "train_accuracy": _mean([_train_accuracy(run) for run in runs]),

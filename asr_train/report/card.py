@@ -20,7 +20,7 @@ def data_card(cuts: Mapping[str, Sequence[Row]], remarks: Mapping[str, Remarks])
         cuts: by split, rows of its manifest, with one supervision each.
         remarks: of each split.
     """
-    speakers = {split: {_said(cut)["speaker"] for cut in of} for split, of in cuts.items()}
+    speakers = {split: {_said(cut)["speaker"] for cut in rows} for split, rows in cuts.items()}
     first, *others = speakers
     notes = []
     for split in others:

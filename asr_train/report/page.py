@@ -150,13 +150,9 @@ def headline(table: Row) -> str:
 
 
 def _shown_wer(table: Row) -> Row:
-    return {
-        "picture": pictures.draw_wer(table),
-        **_known(
-            table["columns"], [cells(row["ours"], table["baseline"]) for row in table["rows"]]
-        ),
-        "notes": notes(table)[:-1],
-    }
+    rows = [cells(row["ours"], table["baseline"]) for row in table["rows"]]
+    shown = _known(table["columns"], rows)
+    return {"picture": pictures.draw_wer(table), **shown, "notes": notes(table)[:-1]}
 
 
 def _known(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Row:

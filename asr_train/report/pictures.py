@@ -199,12 +199,8 @@ def draw_bytes(table: Row, runs: Sequence[str]) -> Picture | None:
 
 def training_curve(rows: Sequence[Row], key: str) -> np.ndarray:
     """Return millions of frames seen and `key` of training rows, averaged to DRAWN_POINTS."""
-    points = [
-        (row["frames"] / 1e6, row[key])
-        for row in rows
-        if "frames" in row and row.get(key) is not None
-    ]
-    xy = np.array(points, np.float64).reshape(-1, 2)
+    known = [row for row in rows if "frames" in row and row.get(key) is not None]
+    xy = np.array([(row["frames"] / 1e6, row[key]) for row in known], np.float64).reshape(-1, 2)
     if not len(xy):
         return xy
     return np.array([part.mean(0) for part in np.array_split(xy, min(len(xy), DRAWN_POINTS))])
@@ -214,11 +210,8 @@ def dev_curve(rows: Sequence[Row], key: str) -> np.ndarray:
     """Return millions of frames seen and `dev_KEY` at each epoch's end."""
     train = [(row["step"], row["frames"]) for row in rows if "frames" in row]
     steps, frames = zip(*train, strict=True) if train else ((0,), (0,))
-    points = [
-        (np.interp(row["step"], steps, frames) / 1e6, row[f"dev_{key}"])
-        for row in rows
-        if row.get(f"dev_{key}") is not None
-    ]
+    known = [row for row in rows if row.get(f"dev_{key}") is not None]
+    points = [(np.interp(row["step"], steps, frames) / 1e6, row[f"dev_{key}"]) for row in known]
     return np.array(points, np.float64).reshape(-1, 2)
 
 
@@ -316,16 +309,11 @@ def curves(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> dict[str, 
     """Return loss, frame accuracy and rate against frames seen: a chart each, by its id."""
     charts = {}
     for key, title, factor in CURVES:
-        found = [
-            _curve(
-                run,
-                colour_of(run, runs),
-                _points(training_curve(rows, key), factor),
-                _points(dev_curve(rows, key), factor),
-            )
-            for run, rows in logs.items()
-            if rows
-        ]
+        found = []
+        for run, rows in logs.items():
+            if rows:
+                both = (_points(curve(rows, key), factor) for curve in (training_curve, dev_curve))
+                found.append(_curve(run, colour_of(run, runs), *both))
         axes = {"x": "frames seen (millions)", "y": title, "log": key == "rate"}
         charts[f"chart_{key}"] = {"title": title, **axes, "curves": found}
     return charts

@@ -104,14 +104,11 @@ def against(base: Score, score: Score, settings: ScoreSettings) -> dict[str, Any
         _, own_units = paired_units(score)
         if len(base_units) < 2:
             return None
-        found = compare(base_units, own_units, settings.bootstrap, settings.seed)
+        draws = settings.bootstrap, settings.seed
+        found = compare(base_units, own_units, *draws)
         base_groups = speaker_groups(over, base_units, settings)
         own_groups = speaker_groups(over, own_units, settings)
-        by_group = (
-            compare(base_groups, own_groups, settings.bootstrap, settings.seed)
-            if base_groups
-            else None
-        )
+        by_group = compare(base_groups, own_groups, *draws) if base_groups else None
     except ValueError as error:
         raise ValueError(f"{score['run']} and {base['run']}, {score['split']}: {error}") from error
     result = {"run": base["run"], "over": over, "units": len(base_units)} | asdict(found)

@@ -9,6 +9,7 @@ or rates.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 COSTS = "sclite"  # the name in score files
 SUBSTITUTION = 4
@@ -81,9 +82,7 @@ def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Pai
 def _best_moves(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bytearray]:
     """Return the last edit of the cheapest way to each pair of prefixes."""
     insert_H = [_cost_of_missing(found) for found in hypothesis]
-    above = [0]
-    for cost in insert_H:
-        above.append(above[-1] + cost)
+    above = [*accumulate(insert_H, initial=0)]
     moves = [bytearray([_INSERT]) * len(above)]
     for word in reference:
         delete = _cost_of_missing(word)

@@ -68,11 +68,7 @@ class Normaliser:
 
     def hypothesis(self, text: str) -> list[str]:
         """Return the words of a hypothesis: as a reference's, without optional ones."""
-        return [
-            word
-            for word in self.reference(text)
-            if not (isinstance(word, Marked) and word.optional)
-        ]
+        return [w for w in self.reference(text) if not (isinstance(w, Marked) and w.optional)]
 
 
 def words(text: str) -> list[str]:

@@ -121,12 +121,8 @@ def confusions(
     Args:
         kinds: which to count: substitutions, deletions, insertions.
     """
-    seen = Counter(
-        edit
-        for reference, hypothesis in pairs
-        for edit in align_words(reference, hypothesis)
-        if (mark := edit_mark(*edit)) and mark in kinds
-    )
+    edits = (edit for pair in pairs for edit in align_words(*pair))
+    seen = Counter(edit for edit in edits if (mark := edit_mark(*edit)) and mark in kinds)
     ranked = sorted(seen.items(), key=lambda item: (-item[1], item[0][0] or "", item[0][1] or ""))
     return [(word, found, count) for (word, found), count in ranked[:most]]
 
