@@ -45,6 +45,10 @@ def settings(run: str, overrides: list[str]) -> Config:
                 f"the setting {override!r} is neither group.key=value nor group=file; "
                 "lists and mappings are without spaces"
             )
+        if (CONF / group.lower()).is_dir() and group.isupper():
+            raise SettingsError(f"{override}: groups are in lower case; set {group.lower()}={name}")
+        if group == "SET":
+            raise SettingsError(f"{override!r}: give the setting by itself: {name}")
         if re.match(r"[A-Z_]+=", override):
             raise SettingsError(
                 f"{group} is a variable of make; call make with {group}=..., not in SET"

@@ -263,7 +263,7 @@ class Recogniser:
             AlignmentError: (a ValueError) with the reason.
         """
         features_TF, seconds, _ = self.features(audio, rate, channel)
-        (found,) = self.align_features([Spoken("the recording", "", text, features_TF, seconds)])
+        (found,) = self.align_features([Spoken(_name(audio), "", text, features_TF, seconds)])
         if isinstance(found, AlignmentError):
             raise found
         return found
@@ -274,7 +274,7 @@ class Recogniser:
         """Return a recording's features: float32 [T, F]; its seconds; and its own rate in Hz."""
         wave_N, own_rate = samples_of(audio, self.sample_rate, rate, channel)
         features_TF = self._logmel(wave_N)
-        name = audio if isinstance(audio, (str, Path)) else "the recording"
+        name = _name(audio)
         if not len(features_TF):
             raise AudioError(
                 f"{name} has {spelled(len(wave_N), 'sample')} at {self.sample_rate} Hz, less than "
@@ -348,6 +348,10 @@ class Recogniser:
         guessed = (*self._lang.lexicon.guessed, *found.guessed)
         lexicon = Lexicon(dict(sorted({**known, **found.prons}.items())), guessed=guessed)
         return replace(self._lang, lexicon=lexicon)
+
+
+def _name(audio: Source) -> str:
+    return str(audio) if isinstance(audio, str | Path) else "the recording"
 
 
 def _within(span: Span, seconds: float) -> Span:

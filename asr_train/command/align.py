@@ -41,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
     items, problems = read_folder(options.folder)
     for problem in problems:
         complain("align", problem)
+    if not items:
+        raise ValueError(f"{options.folder} has no recording with a text beside it")
     for item in items:
         paths = output / f"{item.name}.TextGrid", item.text
         if len({str(path.resolve()).casefold() for path in paths}) == 1:  # .textgrid, too

@@ -92,7 +92,11 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
                 f"{audio[stem][0]} has no text beside it ({stem.name}.lab, .txt or .TextGrid)"
             )
         elif stem not in audio:
-            problems.append(f"{texts[stem][0]} has no recording beside it")
+            others = [p.name for p in paths if p.with_suffix("") == stem and p not in texts[stem]]
+            problems.append(
+                f"{texts[stem][0]} has no recording beside it"
+                + (f", but {' and '.join(others)}; convert it to WAV or FLAC" if others else "")
+            )
         elif len(audio[stem]) == len(texts[stem]) == 1:
             name = stem.relative_to(folder)
             speaker = name.parts[0] if len(name.parts) > 1 else f"{name}."

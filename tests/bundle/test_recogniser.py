@@ -147,6 +147,12 @@ def test_a_text_that_cannot_be_aligned_says_why(recogniser, speech, text, says):
         recogniser.align(speech.samples_T, text)
 
 
+def test_the_error_names_the_file(recogniser, speech, tmp_path):
+    soundfile.write(tmp_path / "a.wav", speech.samples_T, 16000)
+    with pytest.raises(AlignmentError, match=r"/a\.wav: empty transcript"):
+        recogniser.align(tmp_path / "a.wav", "")
+
+
 @pytest.mark.parametrize(
     "wave, options, says",
     [

@@ -535,3 +535,14 @@ def test_align_names_what_it_left_out(corpus, tmp_path, capsys):
     wanted += (r"null.txt has the control character '\x00'; delete it there",)
     assert all(part in said_.err for part in wanted)
     assert said_.err.count("\n") == 5
+
+
+def test_align_says_if_there_is_nothing_to_align(tmp_path, capsys):
+    folder = tmp_path / "c"
+    folder.mkdir()
+    soundfile.write(folder / "a.wav", said(TEXTS["ben"]).samples_T, RATE)
+    assert run("align", "digits", folder) == 1
+    errors = capsys.readouterr().err
+    assert "a.wav has no text beside it" in errors
+    assert f"{folder} has no recording with a text beside it" in errors
+    assert not (tmp_path / "c-aligned").exists()

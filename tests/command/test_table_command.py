@@ -128,6 +128,8 @@ def test_joiners_are_kept_and_control_characters_named(recordings, capsys):
 
 def test_what_cannot_be_listed_is_named_and_the_rest_is_listed(recordings, capsys):
     (recordings / "ben/1.txt").unlink()
+    (recordings / "ben/note.txt").write_text("one")
+    (recordings / "ben/note.m4a").write_bytes(b"no format of ours")
     (recordings / "anna/anna_2.flac").write_bytes(b"no audio")
     for name in (b"caf\xe9", b" cleo "):
         leave = shutil.ignore_patterns("anna_2.*")
@@ -136,10 +138,11 @@ def test_what_cannot_be_listed_is_named_and_the_rest_is_listed(recordings, capsy
     assert code == 1
     assert [row[0] for row in listed(recordings)] == ["anna-1"]
     assert "ben/1.wav has no text beside it" in errors
+    assert "ben/note.txt has no recording beside it, but note.m4a; convert it to WAV" in errors
     assert "anna/anna_2.flac cannot be read as audio (Format not recognised.); convert it" in errors
     assert "the name 'caf\\udce9/1.wav' is not UTF-8; rename it" in errors
     assert " cleo /1.wav: ' cleo -1' cannot stand in a table; rename it" in errors
-    assert "4 left out, listed above" in said
+    assert "5 left out, listed above" in said
 
 
 def test_attributes_that_macos_keeps_beside_files_are_one_line(recordings, capsys):
