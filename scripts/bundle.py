@@ -12,12 +12,12 @@ import asr_train.interrupt  # noqa: F401
 import os
 import platform
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from asr_train.bundle.store import Contents, write_bundle
+from asr_train.bundle.store import Contents, System, write_bundle
 from asr_train.data.features import total_sums
 from asr_train.decode.posteriors import first_system
 from asr_train.decode.words import Choice, Effort
@@ -49,32 +49,29 @@ def bundle(
     described = Path(tuned).parent / "graph" / "HCLG.json"
     graph = check_graph(described, lang, states)
     adapts = about.get("fmllr") if about["kind"] != "gmm" else None
-    manifest = write_bundle(
-        output,
-        Contents(
-            name=Path(readme).parent.name,
-            model=Path(model),
-            lang=lang,
-            states=states,
-            graph=read_arrays(graph),
-            choice=Choice(*(chosen[f.name] for f in fields(Choice))),
-            effort=Effort(*(chosen[f.name] for f in fields(Effort))),
-            first_scale=chosen["first_pass_scale"],
-            lexicon=load(LexiconSettings, lexicon),
-            frames=total_sums(features),
-            about={
-                "wer": [wer_of(read_json(score)) for score in scores],
-                "data_licence": os.environ.get("LICENCE") or licence_of(Path(readme)),
-                "code_licence": "Apache-2.0",
-                "versions": {
-                    **{"asr_train": version("asr-train"), "commit": commit()},
-                    **{"python": platform.python_version(), "torch": version("torch")},
-                },
-            },
-            first=None if adapts is None else first_system(Path(model), adapts),
-            self_loop_scale=read_json(described)["self_loop_scale"],
-        ),
+    choice = Choice(*(chosen[f.name] for f in fields(Choice)))
+    system = System(
+        name=Path(readme).parent.name,
+        model=Path(model),
+        first_model=None if adapts is None else first_system(Path(model), adapts),
+        lang=lang,
+        choice=choice,
+        first=replace(choice, acoustic_scale=chosen["first_pass_scale"]),
+        effort=Effort(*(chosen[f.name] for f in fields(Effort))),
+        lexicon=load(LexiconSettings, lexicon),
+        frames=total_sums(features),
+        self_loop_scale=read_json(described)["self_loop_scale"],
     )
+    made = {
+        "wer": [wer_of(read_json(score)) for score in scores],
+        "data_licence": os.environ.get("LICENCE") or licence_of(Path(readme)),
+        "code_licence": "Apache-2.0",
+        "versions": {
+            **{"asr_train": version("asr-train"), "commit": commit()},
+            **{"python": platform.python_version(), "torch": version("torch")},
+        },
+    }
+    manifest = write_bundle(output, Contents(system, states, read_arrays(graph), made))
     size = sum(part["bytes"] for part in manifest["parts"])
     return f"bundle: {output}: {size / 1e6:.1f} MB; {'; '.join(manifest['wer'])}"
 

@@ -88,10 +88,7 @@ LARGEST_BYTES = 2**31 - 2**16  # larger sizes are those of streams, which are no
 
 def missing_seconds(source: Path | str | BinaryIO) -> float:
     """Return how much a WAV file lacks of what its header tells of; 0 in other formats."""
-    if not isinstance(source, (str, Path)):
-        source.seek(0)
-    given = os.fsencode(source) if isinstance(source, (str, Path)) else source
-    with soundfile.SoundFile(given) as file:
+    with soundfile.SoundFile(_seekable(source)) as file:
         says: str = file.extra_info  # libsndfile's notes on the header
         rate: int = file.samplerate
     size = re.search(r"^data : (\d+) \(should be (\d+)\)", says, re.MULTILINE)

@@ -17,7 +17,7 @@ from typing import Any
 from asr_train.bundle.store import Bundle, Contents, open_bundle, pronounced, write_bundle
 from asr_train.checks import check_positive, few
 from asr_train.data.features import Heard
-from asr_train.decode.posteriors import FIRST, load_scorer
+from asr_train.decode.posteriors import load_scorer
 from asr_train.decode.scorer import known_states
 from asr_train.files import naming_full_disk
 from asr_train.lang.arpa import MAX_ORDER, in_upper_case, write_arpa
@@ -28,7 +28,7 @@ from asr_train.lang.ngram import Text, prune, read_sentences, train
 from asr_train.lang.states import States
 from asr_train.schema import GrammarKind, GrammarSettings, NormaliserKind
 from asr_train.score.normalise import straight, transcribed
-from asr_train.search.graph import SELF_LOOP_SCALE, decoding_graph, with_penalty
+from asr_train.search.graph import decoding_graph, with_penalty
 
 LARGEST = 1e6  # scale and penalty; costs are stored in 32 bits
 
@@ -104,34 +104,17 @@ def change_grammar(
         states = known_states(scorer)
         with naming_full_disk(folder):
             lang = _language(opened, states, wanted, Path(folder) / "G.arpa")
-        choice = replace(opened.choice, **given)
-        first = opened.folder / FIRST
-        old = opened.manifest
-        scale = old["graph"].get("self_loop_scale", SELF_LOOP_SCALE)
+        system = replace(opened, lang=lang, choice=replace(opened.choice, **given))
+        choice, scale, old = system.choice, system.self_loop_scale, opened.manifest
         graph = decoding_graph(lang, states, scorer.loop_S, choice.lm_weight, self_loop_scale=scale)
-        manifest = write_bundle(
-            output,
-            Contents(
-                name=old["name"],
-                model=opened.model,
-                lang=lang,
-                states=states,
-                graph=with_penalty(graph, choice.insertion_penalty),
-                choice=choice,
-                effort=opened.effort,
-                first_scale=opened.first.acoustic_scale,
-                lexicon=opened.lexicon,
-                frames=opened.frames,
-                about={
-                    "wer": [],
-                    "data_licence": old["data_licence"],
-                    "code_licence": old["code_licence"],
-                    "versions": {**old["versions"], "asr_train": version("asr-train")},
-                },
-                first=first if first.exists() else None,
-                self_loop_scale=scale,
-            ),
-        )
+        about = {
+            "wer": [],
+            "data_licence": old["data_licence"],
+            "code_licence": old["code_licence"],
+            "versions": {**old["versions"], "asr_train": version("asr-train")},
+        }
+        graph = with_penalty(graph, choice.insertion_penalty)
+        manifest = write_bundle(output, Contents(system, states, graph, about))
         return manifest, lang.lexicon
 
 
@@ -192,23 +175,18 @@ def _lexicon(
     Args:
         own: the user's, which take precedence, read from `path`.
     """
-    wanted, found = set(words), dict[str, tuple[tuple[str, ...], ...]]()
-    known = opened.lang.lexicon
-    for word, prons in own.items():
-        if word not in wanted:
-            continue
+    wanted, known = set(words), opened.lang.lexicon
+    given = {word: tuple(dict.fromkeys(prons)) for word, prons in own.items() if word in wanted}
+    for word, prons in given.items():
         if other := {p for pron in prons for p in pron} - set(states.phones):
             raise ValueError(
                 f"{path}: {word} has the phone {min(other)}, but the model's phones are "
                 f"{' '.join(states.phones[1:])}"
             )
-        found[word] = tuple(dict.fromkeys(prons))
-    guessed = set(known.guessed) - found.keys()
-    found = {word: known.prons[word] for word in wanted if word in known.prons} | found
-    missing = wanted - found.keys()
-    if opened.lexicon is None:
-        found = {**known.prons, **found}
-    elif missing:
+    of_bundle = known.prons.keys() if opened.lexicon is None else wanted & known.prons.keys()
+    found = {word: known.prons[word] for word in of_bundle} | given
+    missing, guessed = wanted - found.keys(), set(known.guessed) - given.keys()
+    if opened.lexicon is not None and missing:
         looked_up = pronounced(opened.lexicon, missing, states)
         found |= looked_up.prons
         missing, guessed = set(looked_up.missing), guessed.union(looked_up.guessed)

@@ -41,35 +41,46 @@ NEEDED = ("model.json", "lang.json")
 SHIPPED = Path(__file__).with_name("shipped")  # bundles of the package: NAME.tar
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What a bundle is made from.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """What a bundle is made from, and read as, apart from its graph.
 
     Attributes:
         name: the recipe's.
         model: path of model.json; its tensors lie beside it.
-        graph: HCLG, made with the choice's weight and penalty.
-        first_scale: acoustic scale of the first passes of speaker-adapted systems.
-        lexicon: the source of further words' pronunciations.
+        first_model: model.json of the system that adapts the model's frames to speakers, if any.
+        choice, first: of the last pass, and of those before it of speaker-adapted systems.
+        lexicon: the source of further words' pronunciations; None: only the words of `lang` have
+            any.
         frames: sums over the training data's features.
-        about: versions, data_licence and wer (lines), for people.
-        first: model.json of the system that adapts the model's frames to speakers, if any.
         self_loop_scale: with which the graph was made.
     """
 
     name: str
     model: Path
+    first_model: Path | None
     lang: Lang
-    states: States
-    graph: Arrays
     choice: Choice
+    first: Choice
     effort: Effort
-    first_scale: float
     lexicon: schema.LexiconSettings | None
     frames: Sums
+    self_loop_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is written as a bundle.
+
+    Attributes:
+        graph: HCLG, made with the choice's weight and penalty.
+        about: versions, data_licence and wer (lines), for people.
+    """
+
+    system: System
+    states: States
+    graph: Arrays
     about: dict[str, Any]
-    first: Path | None = None
-    self_loop_scale: float = SELF_LOOP_SCALE
 
 
 def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
@@ -113,30 +124,32 @@ def _names_in(path: Path) -> set[str]:
 
 
 def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
-    about = files.read_json(made.model)
-    models = _copied(made.model, folder / "model.json")
-    if made.first is not None:
-        models += _copied(made.first, folder / FIRST)
-    grammar, scale = made.lang.grammar, made.self_loop_scale
-    if made.lang.arpa is not None:  # it is in the graph; a path would name this machine's folders
+    system, lang = made.system, made.system.lang
+    about = files.read_json(system.model)
+    models = _copied(system.model, folder / "model.json")
+    if system.first_model is not None:
+        models += _copied(system.first_model, folder / FIRST)
+    grammar, scale = lang.grammar, system.self_loop_scale
+    if lang.arpa is not None:  # it is in the graph; a path would name this machine's folders
         grammar = replace(grammar, kind=schema.GrammarKind.ngram, file=None)
-    lang = replace(made.lang, grammar=grammar, arpa=None)
+    lang = replace(lang, grammar=grammar, arpa=None)
     write_lang(folder / "lang.json", lang)
     graph = write_ordered(folder, ordered(made.graph))
     paths = [*models, folder / "lang.json", *graph]
-    known = made.lexicon is not None and made.lexicon.source is not schema.LexiconSource.file
+    lexicon = system.lexicon
+    known = lexicon is not None and lexicon.source is not schema.LexiconSource.file
     manifest = {
         "format": FORMAT,
         "version": VERSION,
-        "name": made.name,
+        "name": system.name,
         "run": about["run"],
         **made.about,
         "feats": about["feats"],
-        "frames": made.frames.plain(),
-        "choice": schema.plain(made.choice),
-        "effort": schema.plain(made.effort),
-        "first_scale": made.first_scale,
-        "lexicon": schema.plain(made.lexicon) if known else None,
+        "frames": system.frames.plain(),
+        "choice": schema.plain(system.choice),
+        "effort": schema.plain(system.effort),
+        "first_scale": system.first.acoustic_scale,
+        "lexicon": schema.plain(lexicon) if known else None,
         "graph": {
             "states_hash": made.states.hash,
             "lang_hash": lang.hash,
@@ -168,34 +181,20 @@ def _copied(model: Path, target: Path) -> list[Path]:
     return copies
 
 
-@dataclass(frozen=True, slots=True)
-class Bundle:
-    """An open bundle.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle(System):
+    """An open bundle: the files that it names lie there while it is open.
 
     Attributes:
-        folder: where its small parts lie while it is open.
+        feats: of the model.
         fst, heights: where the graph is, also later.
         manifest: content of bundle.json.
-        frames: sums over the training data's features.
-        choice, first: of the last pass, and of those before it of speaker-adapted systems.
-        lexicon: None: only the words of `lang` have pronunciations.
     """
 
-    folder: Path
+    feats: schema.FeatsSettings
     fst: Region
     heights: Region
     manifest: dict[str, Any]
-    lang: Lang
-    feats: schema.FeatsSettings
-    frames: Sums
-    choice: Choice
-    first: Choice
-    effort: Effort
-    lexicon: schema.LexiconSettings | None
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model.json"
 
 
 def found_bundle(name: Path | str) -> Path:
@@ -258,15 +257,10 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
         raise DamagedFileError(f"{named} has no {MANIFEST}, so it is not a bundle; {_AGAIN}")
     try:
         manifest = files.read_json(folder / MANIFEST)
-    except DamagedFileError as error:
-        raise _damaged(named, folder, error) from error
-    _check_version(manifest, named)
-    written = manifest.pop("hash", None)
-    if written != (now := files.hash_of(manifest)):
-        raise DamagedFileError(
-            f"{named}: {MANIFEST} says hash {written} but its content has {now}; {_AGAIN}"
-        )
-    try:
+        _check_version(manifest, named)
+        written = manifest.pop("hash", None)
+        if written != (now := files.hash_of(manifest)):
+            raise DamagedFileError(f"{MANIFEST} says hash {written} but its content has {now}")
         found = {path.name for path in folder.iterdir()} | graph.keys()
         if folder == named:  # its other files are not used
             found &= {FIRST}
@@ -277,24 +271,27 @@ def _checked(folder: Path, named: Path, graph: dict[str, Region]) -> Bundle:
                 files.check_content(listed["path"], listed, region.size, region.sha256)
             else:
                 files.check_part(folder, listed)
-        lang = load_lang(folder / "lang.json")
         lexicon, choice = manifest["lexicon"], manifest["choice"]
         first = choice | {"acoustic_scale": manifest["first_scale"]}
         return Bundle(
-            folder,
-            graph[GRAPH[0]],
-            graph[GRAPH[1]],
-            manifest,
-            lang,
-            schema.build(schema.FeatsSettings, manifest["feats"], "feats"),
-            Sums.from_plain(manifest["frames"]),
-            schema.build(Choice, choice, "choice"),
-            schema.build(Choice, first, "first_scale"),
-            schema.build(Effort, manifest["effort"], "effort"),
-            None if lexicon is None else schema.build(schema.LexiconSettings, lexicon, "lexicon"),
+            name=manifest["name"],
+            model=folder / "model.json",
+            first_model=folder / FIRST if (folder / FIRST).exists() else None,
+            lang=load_lang(folder / "lang.json"),
+            choice=schema.build(Choice, choice, "choice"),
+            first=schema.build(Choice, first, "first_scale"),
+            effort=schema.build(Effort, manifest["effort"], "effort"),
+            lexicon=lexicon and schema.build(schema.LexiconSettings, lexicon, "lexicon"),
+            frames=Sums.from_plain(manifest["frames"]),
+            self_loop_scale=manifest["graph"].get("self_loop_scale", SELF_LOOP_SCALE),
+            feats=schema.build(schema.FeatsSettings, manifest["feats"], "feats"),
+            fst=graph[GRAPH[0]],
+            heights=graph[GRAPH[1]],
+            manifest=manifest,
         )
     except DamagedFileError as error:
-        raise _damaged(named, folder, error) from error
+        reason = str(error).replace(f"{folder}/", "").split("; delete")[0]
+        raise DamagedFileError(f"{named}: {reason}; {_AGAIN}") from error
     except (KeyError, TypeError, schema.SettingsError) as error:
         raise DamagedFileError(
             f"{named}: {MANIFEST} is incomplete ({error!r}); {_AGAIN}"
@@ -311,14 +308,9 @@ def pronounced(settings: schema.LexiconSettings, words: Iterable[str], states: S
 _AGAIN = "copy it anew, or make it again by: make bundle"
 
 
-def _damaged(named: Path, folder: Path, error: DamagedFileError) -> DamagedFileError:
-    reason = str(error).replace(f"{folder}/", "").split("; delete")[0]
-    return DamagedFileError(f"{named}: {reason}; {_AGAIN}")
-
-
 def _check_version(manifest: Any, named: Path) -> None:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DamagedFileError(f"{named}: {MANIFEST} is not that of a bundle; {_AGAIN}")
+        raise DamagedFileError(f"{MANIFEST} is not that of a bundle")
     if manifest.get("version") != VERSION:
         raise ValueError(
             f"{named} has version {manifest.get('version')} of the format, this program reads "

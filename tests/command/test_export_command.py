@@ -71,7 +71,7 @@ def test_scores_are_those_of_our_network(tmp_path, name):
 def test_frames_normalised_as_the_metadata_says_have_the_scores_of_decoding(tmp_path, by, variance):
     with open_bundle("digits") as opened:
         for name in ("model.json", "model.pt"):
-            shutil.copy(opened.folder / name, tmp_path)
+            shutil.copy(opened.model.with_name(name), tmp_path)
     model, training = tmp_path / "model.json", opened.frames
     write_json(model, read_json(model) | {"norm": {"by": by, "variance": variance}})
     export_onnx(model, tmp_path / "model.onnx")
