@@ -184,7 +184,7 @@ def parse_grammar(text: str) -> Grammar:
     tokens = _Tokens(plain, head.end())
     rules: dict[str, Node] = {}
     public = []
-    while tokens.next is not None:
+    while tokens.next:
         word = tokens.take()
         if word == "public":
             word = tokens.take()
@@ -205,41 +205,36 @@ def parse_grammar(text: str) -> Grammar:
 
 
 class _Tokens:
-    """The remaining tokens of a text; `next` is None at its end."""
+    """The remaining tokens of a text; `next` is "" at its end."""
 
     def __init__(self, text: str, start: int) -> None:
-        self._found = _TOKEN.finditer(text, start)
-        self._text = text
-        self.next: str | None = None
-        self._step()
+        self._text, self._found, self._at = text, _TOKEN.finditer(text, start), start
+        self.next = self._step()
 
-    def _step(self) -> None:
-        found = next(self._found, None)
-        if found is None:
-            self.next = None
-            return
+    def _step(self) -> str:
+        if (found := next(self._found, None)) is None:
+            return ""
         self._at = found.end()
-        self.next, other = found.groups()
-        if other:
+        if found[2]:
             raise GrammarError(
-                f"line {self.line}: {other!r} is not supported; a grammar here has words, <rules>, "
-                "( ), [ ], |, /weights/ and ;"
+                f"line {self.line}: {found[2]!r} is not supported; a grammar here has words, "
+                "<rules>, ( ), [ ], |, /weights/ and ;"
             )
+        return found[1]
 
     @property
     def weight(self) -> bool:
         """Whether the next one is a weight."""
-        return self.next is not None and self.next[0] == "/"
+        return self.next.startswith("/")
 
     @property
     def line(self) -> int:
         return self._text.count("\n", 0, self._at) + 1
 
     def take(self) -> str:
-        taken = self.next
-        if taken is None:
+        if not self.next:
             raise GrammarError("the text ends within a rule; a ; is missing")
-        self._step()
+        taken, self.next = self.next, self._step()
         return taken
 
     def expect(self, sign: str) -> None:
@@ -249,24 +244,25 @@ class _Tokens:
 
 
 def _choice(tokens: _Tokens) -> Node:
-    options, weights, weighted = [], [], False
-    while True:
-        weighted = weighted or tokens.weight
-        weights.append(_weight(tokens) if tokens.weight else 1.0)
+    weighted = tokens.weight
+    weights, options = [_weight(tokens)], [_sequence(tokens)]
+    while tokens.next == "|":
+        tokens.take()
+        weights.append(_weight(tokens))
         options.append(_sequence(tokens))
-        if tokens.next == "|":
-            tokens.take()
-        elif len(options) > 1:
-            return Choice(tuple(options), tuple(weights))
-        elif weighted:
-            raise GrammarError(
-                f"line {tokens.line}: a weight needs another alternative, as in ( /1/ a | /3/ b )"
-            )
-        else:
-            return options[0]
+    if len(options) > 1:
+        return Choice(tuple(options), tuple(weights))
+    if weighted:
+        raise GrammarError(
+            f"line {tokens.line}: a weight needs another alternative, as in ( /1/ a | /3/ b )"
+        )
+    return options[0]
 
 
 def _weight(tokens: _Tokens) -> float:
+    """Take a weight, if there is one."""
+    if not tokens.weight:
+        return 1.0
     line, text = tokens.line, tokens.take().strip("/").strip()
     try:
         weight = float(text)
@@ -279,7 +275,7 @@ def _weight(tokens: _Tokens) -> float:
 
 def _sequence(tokens: _Tokens) -> Node:
     parts: list[Node] = []
-    while tokens.next not in ("|", ")", "]", ";", None):
+    while tokens.next not in ("|", ")", "]", ";", ""):
         if tokens.weight:
             raise GrammarError(f"line {tokens.line}: a weight must precede an alternative")
         token = tokens.take()
