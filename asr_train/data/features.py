@@ -296,25 +296,19 @@ class Utterance:
         return json.loads(self.line)
 
 
+@dataclass(slots=True, eq=False)
 class Feats:
     """The stored features of a split; see `open_feats`.
 
-    Args:
-        folder: with the parts that the rows name; the rows' own paths are of where they were made.
     Attributes:
-        frames: of all utterances.
+        speakers: the sums of each.
+        folder: with the parts that the rows name; the rows' own paths are of where they were made.
     """
 
-    def __init__(
-        self,
-        settings: FeatsSettings,
-        utterances: list[Utterance],
-        speakers: dict[str, "Sums"],
-        folder: Path,
-    ) -> None:
-        self.settings, self.utterances, self._speakers = settings, utterances, speakers
-        self._folder = folder
-        self.frames = sum(utterance.frames for utterance in utterances)
+    settings: FeatsSettings
+    utterances: list[Utterance]
+    speakers: dict[str, Sums]
+    folder: Path
 
     def __iter__(self) -> Iterator[Utterance]:
         return iter(self.utterances)
@@ -322,7 +316,7 @@ class Feats:
     def load(self, utterance: Utterance) -> np.ndarray:
         """Return features as stored: float32 [T, F]."""
         stored = utterance.row["features"]
-        part = self._folder / Path(stored["storage_path"]).name
+        part = self.folder / Path(stored["storage_path"]).name
         try:
             return open_h5(str(part), os.getpid())[stored["storage_key"]][:]
         except (OSError, KeyError) as error:
@@ -338,7 +332,7 @@ class Feats:
             if norm.by is NormBy.none:
                 return feats_TF
             by_speaker = norm.by is NormBy.speaker
-            sums = self._speakers[utterance.speaker] if by_speaker else Sums.of(feats_TF)
+            sums = self.speakers[utterance.speaker] if by_speaker else Sums.of(feats_TF)
             mean_F, scale_F = sums.mean_and_scale(norm.variance)
             return (feats_TF - mean_F) * scale_F
 
@@ -395,10 +389,9 @@ class Heard(Feats):
         """
         utterance = Utterance(utt_id, speaker, words, seconds, len(feats_TF))
         self.utterances.append(utterance)
-        self.frames += len(feats_TF)
         heard_TF = feats_TF[feats_TF.max(1) > DIGITAL_SILENCE]
         self._feats[utt_id] = np.maximum(feats_TF, heard_TF.min(0)) if len(heard_TF) else feats_TF
-        self._speakers[speaker] = self._speakers.get(speaker, self._prior) + Sums.of(heard_TF)
+        self.speakers[speaker] = self.speakers.get(speaker, self._prior) + Sums.of(heard_TF)
         return utterance
 
     def load(self, utterance: Utterance) -> np.ndarray:
@@ -408,9 +401,8 @@ class Heard(Feats):
     def clear(self) -> None:
         """Forget all utterances and speakers."""
         self.utterances.clear()
-        self._speakers.clear()
+        self.speakers.clear()
         self._feats.clear()
-        self.frames = 0
 
 
 @lru_cache(maxsize=OPEN_FILES)
