@@ -329,22 +329,20 @@ class Sequences(_Epoch):
     ) -> list[list[_Piece]]:
         """Return the minibatches of a pool, in order."""
         seed, worker, _, epoch = self.plan.order
+        turns = (epoch + positions_N).tolist()
         pieces = [
             piece
-            for sample, (frames, position) in enumerate(
-                zip(frames_N.tolist(), positions_N.tolist(), strict=True)
-            )
-            for piece in _pieces(sample, frames, epoch + position, self._cut)
+            for sample, (frames, turn) in enumerate(zip(frames_N.tolist(), turns, strict=True))
+            for piece in _pieces(sample, frames, turn, self._cut)
         ]
         bits = np.random.Philox(np.random.SeedSequence([seed, epoch, worker, first]))
         columns_N = np.array([piece.columns for piece in pieces])
         order = np.lexsort([bits.random_raw(len(pieces)), columns_N])
         pieces = [pieces[at] for at in order]
-        middles = np.cumsum([p.frames for p in pieces]) - np.array([p.frames / 2 for p in pieces])
-        total = sum(p.frames for p in pieces)
-        runs = (middles * max(1, round(total / self.plan.minibatch_frames)) / total).astype(
-            np.int64
-        )
+        outputs_N = np.array([piece.frames for piece in pieces])
+        ends_N, total = np.cumsum(outputs_N), int(outputs_N.sum())
+        count = max(1, round(total / self.plan.minibatch_frames))
+        runs = ((ends_N - outputs_N / 2) * count / total).astype(np.int64)
         cuts = [0, *(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(pieces)]
         batches = [pieces[a:b] for a, b in itertools.pairwise(cuts)]
         return [batches[at] for at in np.argsort(bits.random_raw(len(batches)), kind="stable")]

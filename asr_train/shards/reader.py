@@ -34,6 +34,7 @@ class Shards:
 
     Args:
         index_path: of index.json; tars are beside it. A path or a URL: see `shards.place`.
+        index: its content, or a part of it; None: it is read.
     Attributes:
         index: as written by `writer.write_shards`.
         num_samples, num_frames, num_mels, num_states: totals, sizes.
@@ -46,9 +47,9 @@ class Shards:
         FetchError: if it is remote and cannot be read.
     """
 
-    def __init__(self, index_path: Path | str) -> None:
+    def __init__(self, index_path: Path | str, index: dict[str, Any] | None = None) -> None:
         self.path = place(index_path)
-        self.index: dict[str, Any] = read_index(self.path)
+        self.index: dict[str, Any] = read_index(self.path) if index is None else index
         try:
             self._take_index()
         except DamagedFileError:
@@ -128,17 +129,8 @@ class Shards:
         count = max(1, round(share * len(parts)))
         chosen = [parts[len(parts) * n // count] for n in range(count)]
         frames = [frames for part in chosen for _, frames in part["order"]]
-        found = copy.copy(self)
-        found.index = {
-            **self.index,
-            "parts": chosen,
-            "num_samples": len(frames),
-            "num_frames": sum(frames),
-        }
-        found._take_index()
-        found._opened = set()
-        found._last_parts = found._last_read = None
-        return found
+        totals = {"num_samples": len(frames), "num_frames": sum(frames)}
+        return Shards(self.path, {**self.index, "parts": chosen, **totals})
 
     def other_share(self, whole: "Shards", share: float, setting: str) -> str | None:
         """Say it if this part, `whole.some(share)`, is over a quarter larger or smaller than asked.
@@ -158,20 +150,19 @@ class Shards:
     # --- order -----------------------------------------------------------------------------------
 
     def order(self, seed: int | None, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the samples of an epoch (within the span), as positions in the stored order."""
-        order_N = np.arange(self.num_samples) if seed is None else self._permuted(seed, epoch)
-        return order_N[self._span]
+        """Return the samples of an epoch (within the span), as positions in the stored order.
 
-    def _permuted(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """Sort by random keys: raw bits are equal in all versions of NumPy, unlike `permutation`.
-
-        Equal keys, which are very rare with 64 bits, keep the stored order.
+        With a seed they are sorted by random keys: raw bits are equal in all versions of NumPy,
+        unlike `permutation`. Equal keys, which are very rare with 64 bits, keep the stored order.
         """
+        if seed is None:
+            return np.arange(self.num_samples)[self._span]
         bits = np.random.Philox(np.random.SeedSequence([seed, epoch]))
         shard_key_M = bits.random_raw(len(self.index["parts"]))
         sample_key_N = bits.random_raw(self.num_samples)
         rank_M = np.argsort(np.argsort(shard_key_M, kind="stable"))
-        return np.lexsort([sample_key_N, rank_M[self._shard_N]])  # the last key is the primary one
+        order_N = np.lexsort([sample_key_N, rank_M[self._shard_N]])  # the last key is the primary
+        return order_N[self._span]
 
     @property
     def span_samples(self) -> int:
