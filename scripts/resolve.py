@@ -33,7 +33,7 @@ from typing import Any
 
 from asr_train import compose
 from asr_train.choices import Choices, check_known
-from asr_train.data.recordings import changed_files, list_files, listed_files
+from asr_train.data.recordings import changed_files, list_files, listed_sums
 from asr_train.facts import Traffic
 from asr_train.files import read_yaml, write_yaml
 from asr_train.jobs import main
@@ -164,7 +164,7 @@ def write(folder: Path, contents: dict[str, Any], inputs: dict[str, list[tuple[s
             os.utime(path, (0, 0))  # what was made before there was such a file need not be again
         named = sorted({file for _, file in inputs.get(name, ())})
         table = path.with_suffix(".files.tsv")
-        if listed_files(table) != named:
+        if list(listed_sums(table)) != named:
             edited = max((os.stat(file).st_mtime_ns for file in named), default=0)
             if edited > path.stat().st_mtime_ns:
                 os.utime(path, ns=(edited, edited))

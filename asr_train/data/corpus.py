@@ -81,8 +81,8 @@ def write(made: PreparedSplit, path: Path | str) -> None:
 
 def _state(path: Path, recordings: set[str]) -> tuple[bytes, bytes, dict[str, str]] | None:
     """Return the bytes of manifest and dropped utterances, and checksums of the recordings."""
-    sums = {name: found for name, found in listed_sums(audio_table(path)) if name in recordings}
-    table = dropped_table(path)
+    sums, table = listed_sums(audio_table(path)), dropped_table(path)
+    sums = {name: found for name, found in sums.items() if name in recordings}
     return (path.read_bytes(), table.read_bytes(), sums) if table.exists() else None
 
 

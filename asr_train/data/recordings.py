@@ -69,14 +69,9 @@ def changed_files(table: Path, keep: bool) -> list[str]:
     return sorted(changed, key=os.path.isdir)
 
 
-def listed_files(table: Path) -> list[str]:
-    """Return the paths in the table; none if there is no table."""
-    return [name for name, _ in listed_sums(table)]
-
-
-def listed_sums(table: Path) -> list[tuple[str, str]]:
+def listed_sums(table: Path) -> dict[str, str]:
     """Return the paths in the table, with checksums; none if there is no table."""
-    return [(name, found) for *_, found, name in _read(table)] if table.exists() else []
+    return {name: found for *_, found, name in _read(table)} if table.exists() else {}
 
 
 def with_own_audio(row: dict[str, Any], manifest: Path | str) -> dict[str, Any]:
@@ -99,8 +94,8 @@ def with_own_audio(row: dict[str, Any], manifest: Path | str) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)  # for all rows of a manifest
-def _users(table: Path, _as_it_is: tuple[str, str]) -> frozenset[str]:
-    return frozenset(listed_files(table))
+def _users(table: Path, _as_it_is: tuple[str, str]) -> dict[str, str]:
+    return listed_sums(table)
 
 
 def _stat(name: str) -> tuple[str, str]:
