@@ -120,20 +120,18 @@ def _row(root: Path, where: str, value: dict[str, str]) -> Row:
         if not value[column]:
             raise CorpusError(f"{root / TABLE}, {where} has no {column}: {value}")
     seconds = _number(root / TABLE, where, value, "duration_seconds")
-    start = channel = None
+    start = None
     if value.get("start_seconds"):
         start = _number(root / TABLE, where, value, "start_seconds")
-    if given := value.get("channel"):
-        if not (given.isascii() and given.isdecimal()):
-            raise CorpusError(
-                f"{root / TABLE}, {where}: channel is {given!r}; it must be 0 for the first, 1 for "
-                "the second, or empty"
-            )
-        channel = int(given)
-    path, text = value["path"], value["transcript"]
-    return Row(
-        value["utt_id"], value["speaker"], root / path, path, seconds, text, where, start, channel
-    )
+    given = value.get("channel")
+    if given and not (given.isascii() and given.isdecimal()):
+        raise CorpusError(
+            f"{root / TABLE}, {where}: channel is {given!r}; it must be 0 for the first, 1 for "
+            "the second, or empty"
+        )
+    utt_id, speaker, path, text = (value[c] for c in ("utt_id", "speaker", "path", "transcript"))
+    channel = int(given) if given else None
+    return Row(utt_id, speaker, root / path, path, seconds, text, where, start, channel)
 
 
 def _spell_alike(rows: Iterable[Row]) -> None:
@@ -248,30 +246,29 @@ def _label(roots: list[Path], tables: list[list[Row]], settings: FolderSettings)
     """Assign phones to the rows, if a folder has labels for them."""
     name = settings.phone_labels
     assert name is not None
-    found = [(root / name, rows) for root, rows in zip(roots, tables, strict=True)]
-    if not any(table.is_file() for table, _ in found):
+    found = [pair for pair in zip(roots, tables, strict=True) if (pair[0] / name).is_file()]
+    if not found:
         raise CorpusError(
-            f"corpus.folder.phone_labels is {name}, but {few([str(t) for t, _ in found])} is "
+            f"corpus.folder.phone_labels is {name}, but {few([str(r / name) for r in roots])} is "
             "missing; set it to null, or put the table there"
         )
-    for table, rows in found:
-        if table.is_file():
-            labels = read_phone_labels(table)
-            for row in rows:
-                phones = labels.get(row.was or row.utt_id)
-                if phones is None:
-                    continue
-                if phones[-1].end > row.seconds + settings.duration_tolerance_seconds:
-                    raise CorpusError(
-                        f"{table}: the phones of {row.utt_id} end at {phones[-1].end:.3f} s, but "
-                        f"{TABLE} says {row.seconds:.3f} s; compare the two"
-                    )
-                row.alignment["phone"] = phones
-            if not any("phone" in row.alignment for row in rows):
+    for root, rows in found:
+        labels = read_phone_labels(root / name)
+        for row in rows:
+            phones = labels.get(row.was or row.utt_id)
+            if phones is None:
+                continue
+            if phones[-1].end > row.seconds + settings.duration_tolerance_seconds:
                 raise CorpusError(
-                    f"{table} has labels of {few(sorted(labels))}, none of which is in "
-                    f"{table.with_name(TABLE)}; compare their utt_id"
+                    f"{root / name}: the phones of {row.utt_id} end at {phones[-1].end:.3f} s, but "
+                    f"{TABLE} says {row.seconds:.3f} s; compare the two"
                 )
+            row.alignment["phone"] = phones
+        if not any("phone" in row.alignment for row in rows):
+            raise CorpusError(
+                f"{root / name} has labels of {few(sorted(labels))}, none of which is in "
+                f"{root / TABLE}; compare their utt_id"
+            )
 
 
 def read_phone_labels(table: Path) -> dict[str, list[AlignmentItem]]:

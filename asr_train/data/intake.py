@@ -8,12 +8,12 @@ Knows nothing of splits, or of the sources of rows (data.folder and data.publish
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import soundfile
-from lhotse import MonoCut, SupervisionSegment
+from lhotse import MonoCut, Recording, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
 from asr_train.checks import few, spelled
@@ -51,11 +51,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _Audio:
-    """The file that an utterance is in, and its place there."""
+    """The recording that an utterance is in, and its place there."""
 
-    rate: int
-    samples: int
-    channels: int
+    recording: Recording
     start: float  # of the utterance; seconds
     seconds: float
     mixed: bool  # whether the file is the mean of a recording's channels
@@ -128,8 +126,8 @@ def take(
                 f"files have room for {MAX_ID_BYTES}; shorten it"
             )
     notes = _transcribe(split, rows, settings, lexicon)
-    inspect = lambda row: _inspect(row, audio_dir, settings)  # noqa: E731
-    audios = list(map_evenly(inspect, rows, f"audio of {split}"))
+    what = f"audio of {split}"
+    audios = list(map_evenly(lambda row: _inspect(row, audio_dir, settings), rows, what))
     names = _recording_names(rows, audios)
     made = PreparedSplit(split, [], notes=notes, audio=[row.audio for row in rows])
     for row, audio in zip(rows, audios, strict=True):
@@ -140,7 +138,7 @@ def take(
         else:
             is_part = row.start is not None and not audio.mixed
             name = names[_part_of(row, audio)] if is_part else row.utt_id
-            made.cuts.append(_cut(row, audio, audio_dir, settings, name))
+            made.cuts.append(_cut(row, audio, settings, name))
     made.remarks += _unknown_words(rows, {cut.id for cut in made.cuts}, lexicon)
     return made
 
@@ -212,9 +210,10 @@ def _inspect(row: Row, audio_dir: Path, settings: IntakeSettings) -> _Audio | Re
     if not audio.mixed:
         return audio
     wave_T = wave_T / max(1.0, float(np.abs(wave_T).max()))  # FLAC has nothing above full scale
-    write_flac(_mixed(row, audio_dir), wave_T, audio.rate, "PCM_24")
-    count = len(wave_T)
-    return replace(audio, samples=count, channels=1, start=0.0, seconds=count / audio.rate)
+    path, rate = audio_dir / f"{row.utt_id}.flac", audio.recording.sampling_rate
+    write_flac(path, wave_T, rate, "PCM_24")
+    recording = whole_recording(row.utt_id, path, rate, len(wave_T))
+    return _Audio(recording, 0.0, recording.duration, audio.mixed)
 
 
 def _read(row: Row, settings: IntakeSettings) -> tuple[_Audio, np.ndarray]:
@@ -237,8 +236,8 @@ def _read(row: Row, settings: IntakeSettings) -> tuple[_Audio, np.ndarray]:
         if not file.seekable():
             why = f"{path} is {file.subtype}, of which no part can be read; convert it to FLAC"
             raise _UnusableError("unreadable audio", why)
-        first = round(audio.start * audio.rate)
-        count = min(round(audio.seconds * audio.rate), audio.samples - first)
+        first = round(audio.start * file.samplerate)
+        count = min(round(audio.seconds * file.samplerate), file.frames - first)
         file.seek(first)
         wave_TC = file.read(count, dtype="float32", always_2d=True)
     if len(wave_TC) != count:
@@ -295,16 +294,13 @@ def _by_header(row: Row, info: soundfile.SoundFile, settings: IntakeSettings) ->
             f"set {settings.GROUP}.channel to first or mix"
         )
     mixed = several and settings.channel is Channel.mix
-    return _Audio(rate, info.frames, info.channels, row.start or 0.0, seconds, mixed)
-
-
-def _mixed(row: Row, audio_dir: Path) -> Path:
-    return audio_dir / f"{row.utt_id}.flac"
+    recording = whole_recording(row.utt_id, path, rate, info.frames, info.channels)
+    return _Audio(recording, row.start or 0.0, seconds, mixed)
 
 
 def _part_of(row: Row, audio: _Audio) -> tuple[str, int | None]:
     """Return the file and the channel that a row is a part of; for one with a start."""
-    return str(row.audio), (row.channel or 0) if audio.channels > 1 else None
+    return str(row.audio), (row.channel or 0) if audio.recording.num_channels > 1 else None
 
 
 def _recording_names(
@@ -334,10 +330,9 @@ def _recording_names(
     return found
 
 
-def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings, name: str) -> MonoCut:
-    path = _mixed(row, audio_dir) if audio.mixed else row.audio
-    recording = whole_recording(name, path, audio.rate, audio.samples, audio.channels)
-    channel, seconds = row.channel or 0, audio.seconds
+def _cut(row: Row, audio: _Audio, settings: IntakeSettings, name: str) -> MonoCut:
+    recording, channel, seconds = audio.recording, row.channel or 0, audio.seconds
+    recording.id = name
     supervision = SupervisionSegment(
         id=row.utt_id,
         recording_id=recording.id,
@@ -351,7 +346,7 @@ def _cut(row: Row, audio: _Audio, audio_dir: Path, settings: IntakeSettings, nam
     cut = MonoCut(
         row.utt_id, audio.start, seconds, channel, supervisions=[supervision], recording=recording
     )
-    if audio.rate < settings.sample_rate:
+    if recording.sampling_rate < settings.sample_rate:
         cut = cut.resample(settings.sample_rate)  # when it is read
     return cut
 
