@@ -55,8 +55,8 @@ def samples_of(
                 "[samples, channels] at a positive, whole rate"
             )
         own_rate = int(own_rate)  # some libraries give a float
-        blocks: Iterable[np.ndarray] = [_scaled(source if source.ndim == 2 else source[:, None])]
-        return _joined(name, blocks, own_rate, rate, channel), own_rate
+        wave_NC = _scaled(source if source.ndim == 2 else source[:, None])
+        return _joined(name, [wave_NC], own_rate, rate, channel), own_rate
     if not isinstance(source, (str, Path)):
         name = "the stream"
         if isinstance(source, io.TextIOBase) or not hasattr(source, "read"):
@@ -160,8 +160,7 @@ def _joined(
             "4 GB of memory; convert it to a usual rate, or correct its header"
         )
     mono = (_mono(name, block_NC, channel) for block_NC in blocks)
-    parts = list(resampled(mono, own_rate, rate))
-    wave_N: np.ndarray = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    wave_N = np.concatenate([np.zeros(0, np.float32), *resampled(mono, own_rate, rate)])
     if not len(wave_N):
         raise AudioError(f"{name} has no samples")
     return wave_N
