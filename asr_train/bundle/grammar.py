@@ -123,23 +123,16 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
     grammar = GrammarSettings(
         kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
     )
+    sentences: list[list[str]] = []
     own = {} if wanted.lexicon is None else read_lexicon_file(wanted.lexicon)
     if wanted.words:
         words = [in_upper_case(word) for word in wanted.words]
         words = list(dict.fromkeys(w if w in own else straight(w) for w in words))
         if phrases := [word for word in words if len(word.split()) != 1]:
             raise ValueError(f"{phrases[0]!r} is not one word; put sentences into a file of text")
-        lexicon = _lexicon(opened, states, words, own, wanted.lexicon)
-        if lexicon.missing:
-            raise ValueError(
-                f"no pronunciation of {few(lexicon.missing)} is known; add it to a lexicon, in "
-                f"the phones of the model ({' '.join(states.phones[1:])})"
-            )
         kind, low, high = GrammarKind.loop, wanted.min_words, wanted.max_words
         grammar = replace(grammar, kind=kind, words=words, min_words=low, max_words=high)
-        return replace(opened.lang, lexicon=lexicon, grammar=grammar, arpa=None, pronprobs=None)
-    sentences: list[list[str]] = []
-    if wanted.arpa is not None:
+    elif wanted.arpa is not None:
         words = grammar_words(grammar, wanted.arpa, copy=arpa)
     else:
         odd = odd_among(opened.lang.lexicon.prons, of_file=opened.lexicon is None)
@@ -151,16 +144,22 @@ def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lan
         ]
         words = sorted({word for sentence in sentences for word in sentence})
     lexicon = _lexicon(opened, states, words, own, wanted.lexicon)
+    if wanted.words and lexicon.missing:
+        raise ValueError(
+            f"no pronunciation of {few(lexicon.missing)} is known; add it to a lexicon, in "
+            f"the phones of the model ({' '.join(states.phones[1:])})"
+        )
     if len(lexicon.missing) == len(words):
         named = wanted.arpa or ", ".join(map(str, wanted.text))
         raise ValueError(
             f"{named} has no word that a pronunciation is known of"
             + (f": {few(words)}; add them to a lexicon" if words else "; add sentences")
         )
-    if wanted.arpa is None:
+    if wanted.text:
         text = Text.of(sentences, lexicon.prons.keys() & set(words))
         write_arpa(arpa, prune(train(text, wanted.order), wanted.prune))
-    return replace(opened.lang, lexicon=lexicon, grammar=grammar, arpa=arpa, pronprobs=None)
+    made = None if wanted.words else arpa
+    return replace(opened.lang, lexicon=lexicon, grammar=grammar, arpa=made, pronprobs=None)
 
 
 def _lexicon(
