@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import soundfile
-from lhotse import CutSet, MonoCut, Recording, validate
+from lhotse import CutSet, MonoCut, Recording, SupervisionSegment, validate
 from lhotse.audio import AudioSource
 
 from asr_train.checks import spelled
@@ -155,6 +155,18 @@ def whole_recording(
     """Describe a recording in one file, from its header's values."""
     source = AudioSource("file", list(range(channels)), str(audio))
     return Recording(recording_id, [source], rate, samples, samples / rate)
+
+
+def cut_of(
+    utt_id: str, recording: Recording, start: float, seconds: float, channel: int, **spoken: Any
+) -> MonoCut:
+    """Return the cut of an utterance, a part of a recording.
+
+    Args:
+        spoken: of lhotse's supervision: text, speaker and more.
+    """
+    supervision = SupervisionSegment(utt_id, recording.id, 0.0, seconds, channel, **spoken)
+    return MonoCut(utt_id, start, seconds, channel, [supervision], recording=recording)
 
 
 def check_split(split: str, where: str, splits: Iterable[str]) -> None:

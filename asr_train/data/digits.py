@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from lhotse import MonoCut, SupervisionSegment
+from lhotse import MonoCut
 from lhotse.supervision import AlignmentItem
 
 from asr_train.data import synth
-from asr_train.data.corpus import PreparedSplit, check_split, whole_recording, write_flac
+from asr_train.data.corpus import PreparedSplit, check_split, cut_of, whole_recording, write_flac
 from asr_train.jobs import parallel_map
 from asr_train.schema import CorpusSettings
 
@@ -58,23 +58,13 @@ def spoken_cut(
     pcm_T = np.round(speech.samples_T * (2**15 - 1)).astype(np.int16)
     write_flac(path, pcm_T, speech.rate, "PCM_16")
     recording = whole_recording(utt_id, path, speech.rate, len(speech.samples_T))
-    supervision = SupervisionSegment(
-        id=utt_id,
-        recording_id=utt_id,
-        start=0.0,
-        duration=recording.duration,
-        text=" ".join(words),
-        language="English",
-        speaker=voice.id,
-        custom=speech.about,
-        alignment={
-            kind: [
-                AlignmentItem(s.label, round(s.start, 6), round(s.end - s.start, 6)) for s in spans
-            ]
-            for kind, spans in (("word", speech.words), ("phone", speech.phones))
-        },
-    )
-    return MonoCut(utt_id, 0.0, recording.duration, 0, [supervision], recording=recording)
+    spoken = {"text": " ".join(words), "speaker": voice.id, "language": "English"}
+    alignment = {
+        kind: [AlignmentItem(s.label, round(s.start, 6), round(s.end - s.start, 6)) for s in spans]
+        for kind, spans in (("word", speech.words), ("phone", speech.phones))
+    }
+    more = {"custom": speech.about, "alignment": alignment}
+    return cut_of(utt_id, recording, 0.0, recording.duration, 0, **spoken, **more)
 
 
 def seed_of(*names: object) -> int:

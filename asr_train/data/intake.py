@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from lhotse import MonoCut, Recording, SupervisionSegment
+from lhotse import MonoCut, Recording
 from lhotse.supervision import AlignmentItem
 
 from asr_train.checks import few, spelled
-from asr_train.data.corpus import CorpusError, PreparedSplit, whole_recording, write_flac
+from asr_train.data.corpus import CorpusError, PreparedSplit, cut_of, whole_recording, write_flac
 from asr_train.data.remarks import KEPT, Remark
 from asr_train.data.transcripts import DigitsError, Transcriber
 from asr_train.files import MAX_ID_BYTES
@@ -331,21 +331,10 @@ def _recording_names(
 
 
 def _cut(row: Row, audio: _Audio, settings: IntakeSettings, name: str) -> MonoCut:
-    recording, channel, seconds = audio.recording, row.channel or 0, audio.seconds
+    recording = audio.recording
     recording.id = name
-    supervision = SupervisionSegment(
-        id=row.utt_id,
-        recording_id=recording.id,
-        start=0.0,
-        duration=seconds,
-        channel=channel,
-        text=row.text,
-        speaker=row.speaker,
-        alignment=row.alignment or None,
-    )
-    cut = MonoCut(
-        row.utt_id, audio.start, seconds, channel, supervisions=[supervision], recording=recording
-    )
+    spoken = {"text": row.text, "speaker": row.speaker, "alignment": row.alignment or None}
+    cut = cut_of(row.utt_id, recording, audio.start, audio.seconds, row.channel or 0, **spoken)
     if recording.sampling_rate < settings.sample_rate:
         cut = cut.resample(settings.sample_rate)  # when it is read
     return cut
