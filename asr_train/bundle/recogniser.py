@@ -222,16 +222,8 @@ class Recogniser:
             if scorer.adapt is not None:
                 scorer, about = adapted(scorer, lang, graph, self._first, self._effort, utterances)
                 unadapted = "; ".join(why for _, why in about["kept"])
-            search = Search(
-                scorer,
-                lang,
-                graph,
-                self._choice,
-                self._effort,
-                self.shift_seconds,
-                lattices,
-                spread=True,
-            )
+            how = self._choice, self._effort, self.shift_seconds, lattices
+            search = Search(scorer, lang, graph, *how, spread=True)
             found = [search(utterance) for utterance in utterances]
         return [
             Transcript(
@@ -332,12 +324,10 @@ class Recogniser:
             timed = (Span(s, start, round(end - start, 6)) for s, start, end in segments)
             return tuple(_within(span, seconds) for span in timed)
 
-        return Alignment(
-            spans(words_in_seconds(words, outcome, shift)),
-            spans(phones_in_seconds(self._states, outcome, shift)),
-            round(seconds, 6),
-            outcome.loglik / len(outcome.states_T),
-        )
+        word_spans = spans(words_in_seconds(words, outcome, shift))
+        phone_spans = spans(phones_in_seconds(self._states, outcome, shift))
+        loglik_per_frame = outcome.loglik / len(outcome.states_T)
+        return Alignment(word_spans, phone_spans, round(seconds, 6), loglik_per_frame)
 
     def _pronouncing(self, words: set[str]) -> Lang:
         """Return the language with the pronunciations of further words, as far as known."""

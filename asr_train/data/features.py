@@ -345,12 +345,10 @@ def open_feats(manifest: Path | str) -> Feats:
     index = files.read_json(folder / "index.json")
     for listed in index["parts"]:
         files.check_part(folder, listed, remake=manifest)
-    return Feats(
-        build(FeatsSettings, index["settings"], f"{manifest}: settings"),
-        [_utterance(row) for row in files.iter_jsonl(manifest)],
-        {speaker: Sums.from_plain(sums) for speaker, sums in index["speakers"].items()},
-        folder,
-    )
+    settings = build(FeatsSettings, index["settings"], f"{manifest}: settings")
+    utterances = [_utterance(row) for row in files.iter_jsonl(manifest)]
+    speakers = {speaker: Sums.from_plain(sums) for speaker, sums in index["speakers"].items()}
+    return Feats(settings, utterances, speakers, folder)
 
 
 def total_sums(manifest: Path | str) -> Sums:

@@ -224,10 +224,8 @@ def split_rows(tables: list[list[Row]], settings: FolderSettings) -> dict[str, l
     tested = {name for split in settings.more_tests for name in speakers[split]}
     speakers["train"] = sorted(set(speakers["train"]) - tested)
     everything = [row for rows in tables for row in rows]
-    parts = {
-        split: [row for row in everything if row.speaker in wanted]
-        for split, wanted in ((split, set(names)) for split, names in speakers.items())
-    }
+    names_in = {split: set(names) for split, names in speakers.items()}
+    parts = {split: [r for r in everything if r.speaker in own] for split, own in names_in.items()}
     here = {row.utt_id for row in first}
     for split in splits.by_utterances(settings):
         mine = [row.utt_id for row in parts["train"] if row.utt_id in here]

@@ -264,12 +264,9 @@ def speak(text: str, voice: Voice, seed: int, names: Names = digit_names) -> Spe
     _set_times(phones, wave_T, rate)
     starts = {p.word: p.start / rate for p in reversed(phones)}
     ends = {p.word: p.end / rate for p in phones}
-    return Speech(
-        samples_T=wave_T,
-        rate=rate,
-        words=[Span(word, starts[i], ends[i]) for i, word in enumerate(words)],
-        phones=_with_silence(_arpabet(phones, wave_T, rate), len(wave_T) / rate),
-    )
+    spans = [Span(word, starts[i], ends[i]) for i, word in enumerate(words)]
+    sounds = _with_silence(_arpabet(phones, wave_T, rate), len(wave_T) / rate)
+    return Speech(wave_T, rate, spans, sounds)
 
 
 @dataclass(slots=True)
@@ -361,9 +358,8 @@ def _change(wave_T: np.ndarray, start: int, end: int, rate: int) -> int:
     if len(centres) < 2:
         return end
     padded = np.pad(wave_T, width)
-    windows = np.stack([padded[c + (width + 1) // 2 :][:width] for c in centres]) * np.hanning(
-        width
-    )
+    hann = np.hanning(width)
+    windows = np.stack([padded[c + (width + 1) // 2 :][:width] for c in centres]) * hann
     power = np.abs(np.fft.rfft(windows, next_fast_len(width))) ** 2
     edges = np.unique(np.geomspace(2, power.shape[1] - 1, 16).astype(int))
     bands = np.log(np.add.reduceat(power, edges[:-1], axis=1) + 1e-5 * power.max() + 1e-12)
@@ -455,12 +451,8 @@ def recorded(
     power = np.mean(np.concatenate(word_waves) ** 2) / 10 ** (snr / 10)
     noisy_T = clean_T + math.sqrt(power) * noise(kind, len(clean_T), rate, rng)
     noisy_T *= 10 ** (level / 20) / np.abs(noisy_T).max()
-    return replace(
-        speech,
-        samples_T=noisy_T.astype(np.float32),
-        rate=rate,
-        about={"snr_db": snr, "level_db": level, "noise": kind},
-    )
+    about = {"snr_db": snr, "level_db": level, "noise": kind}
+    return replace(speech, samples_T=noisy_T.astype(np.float32), rate=rate, about=about)
 
 
 def breaths(
@@ -514,11 +506,7 @@ def _pause(seconds: Sequence[float], rate: int, rng: np.random.Generator) -> np.
 
 def _later(spans: list[Span], seconds: float) -> list[Span]:
     """Shift these spans; drop silence, which `_with_silence` fills in again."""
-    return [
-        Span(span.label, span.start + seconds, span.end + seconds)
-        for span in spans
-        if span.label != SILENCE
-    ]
+    return [Span(s.label, s.start + seconds, s.end + seconds) for s in spans if s.label != SILENCE]
 
 
 # --- noise --------------------------------------------------------------------------------------
