@@ -13,7 +13,7 @@ from typing import Any
 
 from asr_train import schema
 from asr_train.checks import few, spelled, too_many_lost
-from asr_train.data.corpus import CorpusError, read_cuts
+from asr_train.data.corpus import CorpusError, own_rate, read_cuts
 from asr_train.data.remarks import Remark, read_remarks, reasons
 from asr_train.lang.lexicon import Lexicon
 
@@ -39,7 +39,7 @@ class Split:
     def __str__(self) -> str:
         words = Counter(word for text in self.texts for word in text)
         speakers = {row["supervisions"][0]["speaker"] for row in self.rows}
-        rates = sorted({row["recording"]["sampling_rate"] for row in self.rows})
+        rates = sorted({own_rate(row["recording"]) for row in self.rows})
         minutes = sum(row["duration"] for row in self.rows) / 60
         return (
             f"{self.name}: {spelled(len(self.rows), 'utterance')}, "

@@ -13,7 +13,7 @@ nothing else. What a later stage could fail on is dropped and listed, or refused
 import hashlib
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,14 @@ def _write(made: PreparedSplit, path: Path | str) -> None:
 
 def _row(r: Remark) -> tuple[str, ...]:
     return r.utt_id, r.speaker, r.path, "dropped" if r.dropped else "kept", r.what, r.why
+
+
+def own_rate(recording: Mapping[str, Any]) -> int:
+    """Return the sample rate of a manifest's recording in its file, in Hz."""
+    for change in recording.get("transforms") or []:
+        if change["name"] == "Resample":
+            return int(change["kwargs"]["source_sampling_rate"])
+    return int(recording["sampling_rate"])
 
 
 def read_cuts(manifest: Path | str) -> Iterator[dict[str, Any]]:

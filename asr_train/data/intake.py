@@ -17,7 +17,14 @@ from lhotse import MonoCut, Recording
 from lhotse.supervision import AlignmentItem
 
 from asr_train.checks import few, spelled
-from asr_train.data.corpus import CorpusError, PreparedSplit, cut_of, whole_recording, write_flac
+from asr_train.data.corpus import (
+    CorpusError,
+    PreparedSplit,
+    cut_of,
+    own_rate,
+    whole_recording,
+    write_flac,
+)
 from asr_train.data.remarks import KEPT, Remark
 from asr_train.data.transcripts import DigitsError, Transcriber
 from asr_train.files import MAX_ID_BYTES
@@ -169,10 +176,17 @@ def _transcribe(
 def notes(made: PreparedSplit, parts: dict[str, list[Row]], source: Path | str) -> list[str]:
     """Return notes on one part of a corpus; with the first part, also on the corpus."""
     notes = _corpus_notes(parts, source) if made.split == next(iter(parts)) else []
-    rates = Counter(cut.sampling_rate for cut in made.cuts)
+    rates = Counter(own_rate(cut.recording.to_dict()) for cut in made.cuts)
     if len(rates) > 1:
         listed = ", ".join(f"{rate} Hz: {count}" for rate, count in sorted(rates.items()))
         notes.append(f"  sample rates in {made.split}: {listed}")
+    least = min((cut.sampling_rate for cut in made.cuts), default=0)  # after resampling
+    raised = Counter({rate: count for rate, count in rates.items() if rate < least})
+    if raised:
+        notes.append(
+            f"  {raised.total()} of {rates.total()} utterances of {made.split} have only "
+            f"{few([str(rate) for rate in sorted(raised)])} Hz: their upper bands are empty"
+        )
     for what, count in Counter(remark.what for remark in made.remarks).most_common():
         some = [remark for remark in made.remarks if remark.what == what]
         fate = "dropped" if some[0].dropped else "kept"

@@ -9,6 +9,7 @@ from layouts import record_piped
 from lhotse import CutSet
 from noises import RATE, Noises, folders, ids, lexicon
 
+from asr_train.data.check import read_split
 from asr_train.data.corpus import CorpusError, PreparedSplit, write
 from asr_train.data.intake import Row, take
 from asr_train.schema import Channel, LowRate
@@ -131,7 +132,13 @@ def test_a_duration_within_the_tolerance_is_taken(folder):
 def test_a_slow_recording_is_resampled_where_the_settings_say_so(folder, tmp_path):
     half_as_fast(folder)
     folder.overrides["low_rate"] = LowRate.resample
-    write(folder.made(), tmp_path / "train.jsonl.gz")
+    made = folder.made()
+    assert [note for note in made.notes if "Hz" in note] == [
+        f"  sample rates in train: {RATE // 2} Hz: 1, {RATE} Hz: 1",
+        f"  1 of 2 utterances of train have only {RATE // 2} Hz: their upper bands are empty",
+    ]
+    write(made, tmp_path / "train.jsonl.gz")
+    assert f"minutes at {RATE // 2}, {RATE} Hz" in str(read_split(tmp_path / "train.jsonl.gz"))
     cuts = list(CutSet.from_file(tmp_path / "train.jsonl.gz"))
     assert [cut.sampling_rate for cut in cuts] == [RATE, RATE]
     assert [cut.load_audio().shape for cut in cuts] == [(1, RATE // 2)] * 2
