@@ -35,6 +35,8 @@ MAGIC = b"GTCm"
 VERSION = 2
 TILE = 2**15  # elements
 _LAYOUT = struct.Struct("<4sBBBBQIIIfIIIII")  # all but the payload's checksum
+_FIELDS: tuple[str, ...] = ("kind", "flags", "parameter", "step", "worker", "workers", "size")
+_FIELDS += ("tau", "frames", "wanted", "count", "payload_bytes")  # of Header, in this order there
 CHECKSUM_BYTES = 4
 _FLAGS_WORD, _FLAGS_SHIFT, _WANTED_WORD = 1, 16, 9  # of the header's 32-bit words
 assert _LAYOUT.size + CHECKSUM_BYTES == HEADER_BYTES
@@ -83,11 +85,7 @@ class Header:
 
     def to_bytes(self) -> bytes:
         """Return the header up to its own checksum; the payload's, made on its device, follows."""
-        h = self
-        fields = (
-            *(MAGIC, VERSION, h.kind, h.flags, h.parameter, h.step, h.worker, h.workers),
-            *(h.size, h.tau, h.frames, h.wanted, h.count, h.payload_bytes),
-        )
+        fields = MAGIC, VERSION, *(getattr(self, name) for name in _FIELDS)
         return _LAYOUT.pack(*fields, checksum_of(_LAYOUT.pack(*fields, 0)))
 
 
@@ -217,38 +215,34 @@ def read_headers(messages: Sequence[Tensor]) -> list[Header]:
 
 def _header(content: bytes, length: int) -> Header:
     """Return the header that a message of so many bytes begins with."""
-    magic, version, kind, flags, parameter, *numbers, checksum = _LAYOUT.unpack(content)
-    step, worker, workers, size, tau, frames, wanted, count, payload_bytes = numbers
+    magic, version, *fields, checksum = _LAYOUT.unpack(content)
+    header = Header(**dict(zip(_FIELDS, fields, strict=True)))
     if (magic, version) != (MAGIC, VERSION):
         raise MessageError(
             f"a message begins with {magic!r}, version {version}, but this code reads {MAGIC!r}, "
             f"version {VERSION}; do all workers run the same code?"
         )
-    where = f"worker {worker}'s message of step {step}"
+    where = f"worker {header.worker}'s message of step {header.step}"
     found = checksum_of(content[:-CHECKSUM_BYTES])
     if found != checksum:
         raise MessageError(f"the header of {where} {_changed(found, checksum)}")
-    if HEADER_BYTES + payload_bytes > length:
+    if (declared := HEADER_BYTES + header.payload_bytes) > length:
         raise MessageError(
-            f"{where} has {length} bytes but declares {HEADER_BYTES + payload_bytes}; "
-            "it was truncated in transit"
+            f"{where} has {length} bytes but declares {declared}; it was truncated in transit"
         )
-    if kind not in set(Kind) or flags & ~_ALL_FLAGS:
+    if header.kind not in set(Kind) or header.flags & ~_ALL_FLAGS:
         raise MessageError(
-            f"{where} is of kind {kind} with flags {flags:#x}, but kinds end at {max(Kind)} and "
-            f"flags at {_ALL_FLAGS:#x}; do all workers run the same code?"
+            f"{where} is of kind {header.kind} with flags {header.flags:#x}, but kinds end at "
+            f"{max(Kind)} and flags at {_ALL_FLAGS:#x}; do all workers run the same code?"
         )
     # A worker's number may exceed `workers`: in a group, workers keep their numbers in the run
-    if not count <= wanted <= size or not 0 < tau < math.inf:
+    if not header.count <= header.wanted <= header.size or not 0 < header.tau < math.inf:
         raise MessageError(
-            f"{where} has {count} of {wanted} elements among {size} "
-            f"parameters, threshold {tau}; each number may be at most the next, and the threshold "
-            "must be positive and finite: do all workers run the same code?"
+            f"{where} has {header.count} of {header.wanted} elements among {header.size} "
+            f"parameters, threshold {header.tau}; each number may be at most the next, and the "
+            "threshold must be positive and finite: do all workers run the same code?"
         )
-    return Header(
-        *(step, worker, workers, size, tau, frames, wanted, Flags(flags), Kind(kind)),
-        *(parameter, count, payload_bytes),
-    )
+    return replace(header, kind=Kind(header.kind), flags=Flags(header.flags))
 
 
 def _changed(found: int, promised: int) -> str:
@@ -344,7 +338,7 @@ def _plan(words_K: Tensor, size: int, kind: Kind) -> tuple[Kind, int, int]:
         parameter, bits = rice.best_parameter(words_K)
     else:
         parameter, bits = 0, 8 * payload_bytes_of(len(words_K), size, kind)
-    if kind is Kind.map or -(-bits // 8) > map_bytes(size):
+    if -(-bits // 8) > map_bytes(size):
         return Kind.map, 0, 8 * map_bytes(size)
     return kind, parameter, bits
 
