@@ -39,8 +39,8 @@ class OpenStep:
     Attributes:
         messages: by sender; those that are made, if not yet sent.
         arrival_WW: virtual seconds, by sender and receiver; infinite for a message not yet sent.
-        complete_W: when each worker has all messages of this step and of those before; None: some
-            are not yet sent.
+        complete_W: when each worker has all messages of this step and of those before; infinite
+            until all are sent.
         waiting: workers that need them all, and did not when some were not yet sent.
         to_send: messages that are not yet sent, if made or not.
     """
@@ -48,13 +48,9 @@ class OpenStep:
     def __init__(self, workers: int) -> None:
         self.messages: dict[int, Message] = {}
         self.arrival_WW = np.full((workers, workers), np.inf)
-        self.complete_W: npt.NDArray[np.float64] | None = None
+        self.complete_W = np.full(workers, np.inf)
         self.waiting: list[int] = []
         self.to_send = workers
-
-    def is_complete(self, worker: int, now: float) -> bool:
-        """Return whether a worker has all messages of this step and of those before."""
-        return self.complete_W is not None and bool(self.complete_W[worker] <= now)
 
     def arrived(self, worker: int, now: float) -> set[int]:
         """Return the senders whose message of this step a worker has."""
@@ -102,14 +98,13 @@ class VirtualTime(AsyncWorkers):
 
         A worker that begins step m has all messages of steps before m - S.
         """
-        needed = self._next[worker] - self._staleness - 1
-        if needed < self._first or self._open[needed].is_complete(worker, self.now):
+        step = self._next[worker] - self._staleness - 1
+        if step < self._first or (needed := self._open[step]).complete_W[worker] <= self.now:
             return True
-        complete_W = self._open[needed].complete_W
-        if complete_W is None:
-            self._open[needed].waiting.append(worker)
+        if needed.to_send:
+            needed.waiting.append(worker)
         else:
-            self._post(complete_W[worker], worker)
+            self._post(needed.complete_W[worker], worker)
         return False
 
     def _begin_step(self, worker: int) -> None:
@@ -175,10 +170,8 @@ class VirtualTime(AsyncWorkers):
         """Move the base by a step of which all messages are sent, with that of synchronous GTC."""
         opened = self._open[step]
         opened.complete_W = opened.arrival_WW.max(0)
-        if step - 1 in self._open:
-            before_W = self._open[step - 1].complete_W
-            assert before_W is not None
-            opened.complete_W = np.maximum(opened.complete_W, before_W)
+        if (before := self._open.get(step - 1)) is not None:
+            opened.complete_W = np.maximum(opened.complete_W, before.complete_W)
         self._ledger.close(step)
         self.thresholds.close(density([message.header for message in opened.messages.values()]))
         for worker in opened.waiting:
@@ -191,7 +184,7 @@ class VirtualTime(AsyncWorkers):
     def _base_step(self, worker: int) -> int:
         """Return the first step of which a worker lacks a message now."""
         step = max(self._first, self._next[worker] - self._staleness)
-        while step in self._open and self._open[step].is_complete(worker, self.now):
+        while step in self._open and self._open[step].complete_W[worker] <= self.now:
             step += 1
         return step
 
@@ -206,9 +199,7 @@ class VirtualTime(AsyncWorkers):
 
     def _end(self, weights_P: Tensor) -> None:
         """Wait for all messages; write the weights, then the same for all."""
-        complete_W = self._open[self._stop - 1].complete_W
-        assert complete_W is not None
-        self.now = max(self.now, float(complete_W.max()))
+        self.now = max(self.now, float(self._open[self._stop - 1].complete_W.max()))
         for worker in self.peers:
             self._end_wait(worker)
         weights_P.copy_(self._ledger.base(self._stop))
