@@ -6,8 +6,8 @@ outputs (a bias is one). In a step (Seide et al., 2014, sections 2 and 3)
     2. an owner adds the parts up, unquantised, applies AdaGrad, then momentum,
     3. quantises what results, plus a residual of its own, and sends it to all,
     4. all apply what was sent: w <- w - rate * step.
-So replicas stay bit-identical. If anything is not finite, nobody's state changes: what is new lies
-beside the old until all messages have arrived.
+So replicas stay bit-identical. What is new lies beside the old until all messages have arrived: if
+anything is not finite, nobody's state changes.
 In a part of training where a single worker reads (optim.phases; the paper's cold start), nothing is
 quantised: its gradient is sent to all, and owners send their steps as they are.
 """
@@ -61,30 +61,30 @@ class Owner:
         if adagrad is not None:
             runs = [(block.matrix, block.size) for block in blocks]
             self.adagrad = Adagrad(adagrad, runs, device)
-        self._new: dict[str, Any] = {}  # what `commit` takes over
+        self._sigma: Tensor | None = None  # between `deviations` and `scaled`
 
     def smoothed(self, gradient: Tensor) -> Tensor:
-        """Return the gradient after momentum; changes nothing before `commit`."""
-        if self.velocity is None:
-            return gradient
-        velocity = torch.mul(self.velocity, self.momentum).add_(gradient)
-        self._new["velocity"] = velocity
-        return velocity
+        """Return the gradient after momentum."""
+        if self.velocity is not None:
+            self.velocity = gradient = torch.mul(self.velocity, self.momentum).add_(gradient)
+        return gradient
 
     def deviations(self, gradient: Tensor, frames: int, matrices: int) -> Tensor:
-        """Return the sums of sigma of AdaGrad after this gradient; changes nothing, too."""
+        """Return the sums of sigma of AdaGrad after this gradient."""
         assert self.adagrad is not None
-        self._new["squares"] = self.adagrad.after(gradient, frames)
-        self._new["sigma"] = self._new["squares"].sqrt()
-        return self.adagrad.sums(self._new["sigma"], matrices)
+        self.adagrad.squares_P = self.adagrad.after(gradient, frames)
+        self._sigma = self.adagrad.squares_P.sqrt()
+        return self.adagrad.sums(self._sigma, matrices)
 
     def scaled(self, gradient: Tensor, mean_M: Tensor) -> Tensor:
-        """Return the gradient after AdaGrad."""
+        """Return the gradient after AdaGrad, once `deviations` was called."""
+        sigma, self._sigma = self._sigma, None
         assert self.adagrad is not None
-        return self.adagrad.scaled(gradient, self._new.pop("sigma"), mean_M)
+        assert sigma is not None
+        return self.adagrad.scaled(gradient, sigma, mean_M)
 
     def quantised(self, step: Tensor) -> list[OneBit]:
-        """Quantise a step; from `commit` on, what is lost is the residual, if it keeps one."""
+        """Quantise a step; what is lost is the residual, if it keeps one."""
         return onebit.quantise_all(self.places, step, *self._residuals(step))
 
     def rebuilt(self, step: Tensor) -> Tensor | None:
@@ -98,41 +98,35 @@ class Owner:
         kept = torch.empty_like(step)
         if self.residual is None:
             return torch.zeros_like(step), kept
-        self._new["residual"] = kept
-        return self.residual, kept
+        before, self.residual = self.residual, kept
+        return before, kept
 
     def unquantised(self, step: Tensor) -> Tensor:
         """Return a step and the residual, if a run of several workers left one; so it ends."""
-        if self.residual is None:
-            return step
-        self._new["residual"] = None
-        return step + self.residual
+        owed, self.residual = self.residual, None
+        return step if owed is None else step + owed
 
-    def commit(self) -> None:
-        """Take over the state after this step."""
-        new, self._new = self._new, {}
-        self.velocity = new.get("velocity", self.velocity)
-        self.residual = new.get("residual", self.residual)
+    def vectors(self) -> dict[str, Tensor]:
+        """Return the state; a step replaces these vectors, and writes to none of them."""
+        squares = None if self.adagrad is None else self.adagrad.squares_P
+        found = {"velocity": self.velocity, "residual": self.residual, "squares": squares}
+        return {name: vector for name, vector in found.items() if vector is not None}
+
+    def put_back(self, vectors: dict[str, Tensor]) -> None:
+        """Restore what `vectors` returned; without a residual, keep the present one."""
+        if self.velocity is not None:
+            self.velocity = vectors.get("velocity", self.velocity)
+        self.residual = vectors.get("residual", self.residual)
         if self.adagrad is not None:
-            self.adagrad.squares_P = new.get("squares", self.adagrad.squares_P)
-
-    def forget(self) -> None:
-        """Stay as before this step."""
-        self._new = {}
+            self.adagrad.squares_P = vectors.get("squares", self.adagrad.squares_P)
 
     def state(self) -> dict[str, Tensor]:
         """Return the state in the order of columns."""
-        squares = None if self.adagrad is None else self.adagrad.squares_P
-        state = {"velocity": self.velocity, "residual": self.residual, "squares": squares}
-        return {k: columns.by_columns(v, self.blocks) for k, v in state.items() if v is not None}
+        return {k: columns.by_columns(v, self.blocks) for k, v in self.vectors().items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
         found = {k: columns.by_rows(v.to(self.device), self.blocks) for k, v in state.items()}
-        if self.velocity is not None:
-            self.velocity = found.get("velocity", self.velocity)
-        self.residual = found.get("residual", self.residual)
-        if self.adagrad is not None:
-            self.adagrad.squares_P = found.get("squares", self.adagrad.squares_P)
+        self.put_back(found)
 
 
 # --- the reducer ----------------------------------------------------------------------------------
@@ -210,6 +204,7 @@ class OneBitSgd(Reducer):
             MessageError: if a message is damaged or not the one expected.
         """
         is_plain = self.reading == 1  # as where a worker is alone
+        before = {owner: owner.vectors() for owner in self.owners.values()}
         if self.is_alone:
             totals = self._own(gradients)
         elif is_plain:
@@ -221,11 +216,9 @@ class OneBitSgd(Reducer):
         if self.step % CHECK_STEPS == 0:
             self.check()
         if step_P is None:
-            for owner in self.owners.values():
-                owner.forget()
+            for owner, vectors in before.items():
+                owner.put_back(vectors)
             return None
-        for owner in self.owners.values():
-            owner.commit()
         if self._kept and not is_plain:
             self.residuals, self._kept = self._kept, self.residuals
         if self.delays and not is_plain:
