@@ -200,23 +200,8 @@ class FolderSettings(IntakeSettings):
         both = set(self.dev_speakers) & set(self.test_speakers)
         if both:
             raise SettingsError(f"{here()}: {sorted(both)} are in dev_speakers and test_speakers")
-        if self.dev_by is SplitBy.utterances and self.dev_speakers:
-            raise SettingsError(
-                f"{at('dev_by')} is utterances but dev_speakers is {self.dev_speakers}; "
-                "set dev_by=speakers, or leave dev_speakers empty"
-            )
-        if self.test_by is SplitBy.utterances and (self.test_speakers or self.test_every):
-            raise SettingsError(
-                f"{at('test_by')} is utterances but test_speakers is {self.test_speakers} and "
-                f"test_every is {self.test_every}; set test_by=speakers, or leave both empty"
-            )
         if self.test_every is not None and self.test_every < 2:
             raise SettingsError(f"{at('test_every')} is {self.test_every}; it must be 2 or more")
-        if self.test_every is not None and self.test_speakers:
-            raise SettingsError(
-                f"{at('test_every')} is {self.test_every} but test_speakers is "
-                f"{self.test_speakers}; leave one of them empty"
-            )
         for split in self.more_tests:
             _check_test_split("more_tests", split)
         for split in self.test_dirs.keys() - {"test"}:
@@ -225,20 +210,14 @@ class FolderSettings(IntakeSettings):
             raise SettingsError(f"{at('test_dirs')} has {sorted(self.test_dirs)}; name test, too")
         if twice := sorted(self.test_dirs.keys() & self.more_tests.keys()):
             raise SettingsError(f"{here()}: {twice} are in test_dirs and more_tests")
-        if self.test_dirs and (
-            self.test_speakers or self.test_every or self.test_by is SplitBy.utterances
-        ):
-            raise SettingsError(
-                f"{at('test_dirs')} is {self.test_dirs}, but test_speakers is "
-                f"{self.test_speakers}, test_every is {self.test_every} and test_by is "
-                f"{self.test_by.name}: TEST is a folder or some of dir's speakers; leave one out"
-            )
-        if self.dev_dir and (self.dev_speakers or self.dev_by is SplitBy.utterances):
-            raise SettingsError(
-                f"{at('dev_dir')} is {self.dev_dir}, but dev_speakers is {self.dev_speakers} and "
-                f"dev_by is {self.dev_by.name}: DEV is a folder or some of dir's speakers; leave "
-                "one out"
-            )
+        by = [None if by is SplitBy.speakers else by.name for by in (self.dev_by, self.test_by)]
+        dev = {"dev_by": by[0], "dev_dir": self.dev_dir, "dev_speakers": self.dev_speakers}
+        test = {"test_by": by[1], "test_dirs": self.test_dirs, "test_every": self.test_every}
+        for sources in (dev, test | {"test_speakers": self.test_speakers}):
+            given = [f"{name} is {value}" for name, value in sources.items() if value]
+            if len(given) > 1:
+                given_by = " but ".join(given)
+                raise SettingsError(f"{at(given_by)}: each says what is held out; leave one out")
 
     @property
     def held_out(self) -> dict[str, str]:
