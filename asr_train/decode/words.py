@@ -21,8 +21,8 @@ from asr_train.jobs import map_in_chunks
 from asr_train.lang.index import Lang
 from asr_train.lang.lexicon import SILENCE
 from asr_train.schema import AliSettings, DecodeSettings
-from asr_train.schema.decode import check_width
-from asr_train.schema.limits import positive
+from asr_train.schema.decode import MaxActive
+from asr_train.schema.limits import Checked, Natural, Positive
 from asr_train.search.beam import Path, beam_search
 from asr_train.search.confidence import compile_confidences, confidences
 from asr_train.search.forced import ready
@@ -41,28 +41,22 @@ TimedWord = tuple[str, float, float, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Checked):
     """The weights of acoustic scores and graph."""
 
-    acoustic_scale: float
+    acoustic_scale: Positive
     insertion_penalty: float  # nats per word; in the graph
     lm_weight: float  # in the graph
 
-    def __post_init__(self) -> None:
-        positive(acoustic_scale=self.acoustic_scale)
-
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class Effort(Checked):
     """The width of the search; as in `schema.DecodeSettings`."""
 
-    beam: float
-    max_active: int
-    lattice_beam: float
-    nbest: int
-
-    def __post_init__(self) -> None:
-        check_width(self.beam, self.max_active, self.lattice_beam, self.nbest)
+    beam: Positive
+    max_active: MaxActive
+    lattice_beam: Positive
+    nbest: Natural
 
 
 @dataclass(frozen=True, slots=True)

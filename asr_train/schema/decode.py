@@ -1,16 +1,12 @@
 """Search, and tuning on DEV: conf/decode."""
 
 from dataclasses import dataclass, field, fields
+from typing import Annotated
 
 from asr_train.schema.fields import SettingsError, at
-from asr_train.schema.limits import Checked, Positive, not_negative, positive, within
+from asr_train.schema.limits import Checked, Natural, Positive, between
 
-
-def check_width(beam: float, max_active: int, lattice_beam: float, nbest: int) -> None:
-    """Refuse a search that would find nothing, or leave its arrays."""
-    positive(beam=beam, lattice_beam=lattice_beam)
-    within(2, 2**31 - 1, max_active=max_active)  # FasterDecoder asserts that it is above 1
-    not_negative(nbest=nbest)
+MaxActive = Annotated[int, between(2, 2**31 - 1)]  # FasterDecoder asserts that it is above 1
 
 
 @dataclass(kw_only=True, slots=True)
@@ -18,22 +14,21 @@ class DecodeSettings(Checked):
     """Search settings; the lists are searched on DEV, one after the other, and extended if the best
     value is at their end (`decode.tune`)."""
 
-    beam: float
-    max_active: int
+    beam: Positive
+    max_active: MaxActive
     acoustic_scales: list[Positive]
     insertion_penalties: list[float]
     lm_weights: list[Positive]
     minimise: bool
     transition_scale: float = 1.0
     self_loop_scale: float = 0.1
-    nbest: int
-    lattice_beam: float
+    nbest: Natural
+    lattice_beam: Positive
     rescore_lm_weights: list[Positive]
     rescore_penalties: list[float]
     rescore_mbr: list[bool] = field(default_factory=lambda: [False])
 
     def check(self) -> None:
-        check_width(self.beam, self.max_active, self.lattice_beam, self.nbest)
         if self.transition_scale != 1:
             raise SettingsError(
                 f"{at('transition_scale')} is {self.transition_scale}, but every state has only "
