@@ -9,9 +9,8 @@ from typing import Any
 
 from asr_train.align.adapt import speakers_line
 from asr_train.data.features import Utterance
-from asr_train.decode.pieces import pieces
 from asr_train.decode.scorer import Scorer
-from asr_train.decode.words import ALIGNING, Choice, Effort, silent_states, words_of
+from asr_train.decode.words import ALIGNING, Choice, Effort, words_of
 from asr_train.jobs import map_in_chunks
 from asr_train.lang.index import Lang
 from asr_train.schema import DecodeSettings
@@ -47,10 +46,8 @@ def adapted(
         first = scorer.first or scorer
 
         def one(utterance: Utterance, first: Scorer = first) -> tuple[list[str], float]:
-            begin, ids = time.perf_counter(), list[int]()
-            silent = silent_states(first, utterance)
-            for _, scores_TS in pieces(first, utterance):
-                ids += words_of(graph, scores_TS, choice.acoustic_scale, width, silent)
+            begin = time.perf_counter()
+            (ids,) = words_of(first, utterance, [(graph, choice.acoustic_scale)], width)
             return [names[i - 1] for i in ids], time.perf_counter() - begin
 
         done = list(map_in_chunks(one, utterances, CHUNK, f"{scorer.run}: pass {number}"))

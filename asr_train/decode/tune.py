@@ -12,14 +12,12 @@ is taken; a list whose end is best is extended.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from asr_train.data.features import Utterance
 from asr_train.decode.first_pass import adaptation_line, adapted
 from asr_train.decode.lists import GROWN, extend, least
-from asr_train.decode.pieces import pieces
 from asr_train.decode.scorer import Scorer, known_states
-from asr_train.decode.words import Choice, silent_states, words_of
+from asr_train.decode.words import Choice, words_of
 from asr_train.jobs import map_in_chunks, progress_bar
 from asr_train.lang.index import Lang
 from asr_train.schema import DecodeSettings
@@ -72,7 +70,6 @@ def tune(
     Args:
         log: receives a line about every graph that is built, and about speaker adaptation.
     """
-    tried: dict[Choice, WordErrors] = {}
     graphs: dict[float, Arrays] = {}
 
     def graph_of(choice: Choice) -> Arrays:
@@ -91,47 +88,52 @@ def tune(
             log(f"graph: {len(built.final_N)} nodes, {len(built.arcs_A)} arcs, {seconds:.1f} s")
         return with_penalty(graphs[choice.lm_weight], choice.insertion_penalty)
 
-    best = middle(settings)
     if scorer.adapt is not None:
-        scorer, about = adapted(scorer, lang, Graph.of(graph_of(best)), best, settings, utterances)
+        first = middle(settings)
+        graph = Graph.of(graph_of(first))
+        scorer, about = adapted(scorer, lang, graph, first, settings, utterances)
         log(adaptation_line(about))
-    lists = {name: sorted(getattr(settings, key)) for name, key in LISTS.items()}
-    given = {name: list(values) for name, values in lists.items()}
+    names = lang.lexicon.words
     with progress_bar(f"tuning {scorer.run}", 0) as bar:
 
-        def decoded(new: list[Choice]) -> None:
-            bar.total += len(new) * len(utterances)
-            found = _errors(
-                scorer, lang, utterances, settings, normaliser, new, graph_of, bar.update
-            )
-            tried.update(found)
+        def decoded(choices: list[Choice]) -> list[WordErrors]:
+            """Decode all utterances with every choice."""
+            bar.total += len(choices) * len(utterances)
+            weights = {(c.lm_weight, c.insertion_penalty): c for c in choices}
+            ready = {pair: Graph.of(graph_of(choice)) for pair, choice in weights.items()}
+            searches = [
+                (ready[c.lm_weight, c.insertion_penalty], c.acoustic_scale) for c in choices
+            ]
 
-        best = _walked(best, lists, tried, decoded)
-    return Tuned(
-        best,
-        graph_of(best),
-        list(tried.items()),
-        {LISTS[name]: values for name, values in lists.items() if values != given[name]},
-        [
-            LISTS[name]
-            for name, values in lists.items()
-            if len(values) > 1 and getattr(best, name) in (values[0], values[-1])
-        ],
-    )
+            def errors(utterance: Utterance) -> list[WordErrors]:
+                reference = normaliser.reference(utterance.words)
+                found = words_of(scorer, utterance, searches, settings)
+                texts = (" ".join(names[k - 1] for k in ids) for ids in found)
+                return [WordErrors.between(reference, normaliser.hypothesis(t)) for t in texts]
+
+            total = [WordErrors()] * len(choices)
+            for counts in map_in_chunks(errors, utterances, CHUNK, ""):
+                total = [a + b for a, b in zip(total, counts, strict=True)]
+                bar.update(len(choices))
+            return total
+
+        best, tried, grown, at_end = walked(settings, decoded)
+    return Tuned(best, graph_of(best), tried, grown, at_end)
 
 
-def _walked(
-    best: Choice,
-    lists: dict[str, list[float]],
-    tried: dict[Choice, WordErrors],
-    decoded: Callable[[list[Choice]], None],
-) -> Choice:
-    """Search along the lists, extending them, until nothing improves; return the best choice.
+def walked(
+    settings: DecodeSettings, decoded: Callable[[list[Choice]], list[WordErrors]]
+) -> tuple[Choice, list[tuple[Choice, WordErrors]], dict[str, list[float]], list[str]]:
+    """Search along the lists, extending them, until nothing improves.
 
     Args:
-        tried: receives the errors of choices by `decoded`.
+        decoded: returns the errors of choices.
+    Returns:
+        The best choice; and tried, grown and at_end of `Tuned`.
     """
-    longest = {name: len(values) + GROWN for name, values in lists.items()}
+    best, tried = middle(settings), dict[Choice, WordErrors]()
+    lists = {name: sorted(getattr(settings, key)) for name, key in LISTS.items()}
+    sizes = {name: len(values) for name, values in lists.items()}
     for _ in range(ROUNDS):
         before = best
         for name, values in lists.items():
@@ -144,51 +146,25 @@ def _walked(
                     best = row[values[at]]
                 near = values[max(0, at - PATIENCE) : at + PATIENCE + 1]
                 new = [row[value] for value in near if row[value] not in tried]
-                if not new and at in (0, len(values) - 1) and 1 < len(values) < longest[name]:
+                at_end = len(values) > 1 and at in (0, len(values) - 1)
+                if not new and at_end and len(values) < sizes[name] + GROWN:
                     extend(values, at, name in GEOMETRIC)
                     new = [replace(best, **{name: values[-1 if at else 0]})]
                 if not new:
                     break
-                decoded(new)
+                tried.update(zip(new, decoded(new), strict=True))
         if best == before:
             break
-    return best
+    grown = {LISTS[name]: v for name, v in lists.items() if len(v) > sizes[name]}
+    at_ends = [
+        LISTS[name]
+        for name, values in lists.items()
+        if len(values) > 1 and getattr(best, name) in (values[0], values[-1])
+    ]
+    return best, list(tried.items()), grown, at_ends
 
 
 def middle(settings: DecodeSettings) -> Choice:
     """Return the first candidate: the middle of each list."""
     lists = {name: sorted(getattr(settings, key)) for name, key in LISTS.items()}
     return Choice(**{name: values[len(values) // 2] for name, values in lists.items()})
-
-
-def _errors(
-    scorer: Scorer,
-    lang: Lang,
-    utterances: list[Utterance],
-    settings: DecodeSettings,
-    normaliser: Normaliser,
-    choices: list[Choice],
-    graph_of: Callable[[Choice], Arrays],
-    advance: Callable[[int], Any],
-) -> list[tuple[Choice, WordErrors]]:
-    """Decode all utterances with every choice; call `advance` with the number decoded."""
-    arrays = {(c.lm_weight, c.insertion_penalty): graph_of(c) for c in choices}
-    ready = {pair: Graph.of(graph) for pair, graph in arrays.items()}
-    names = lang.lexicon.words
-
-    def errors(utterance: Utterance) -> list[WordErrors]:
-        reference = normaliser.reference(utterance.words)
-        found = [list[int]() for _ in choices]
-        silent = silent_states(scorer, utterance)
-        for _, scores_TS in pieces(scorer, utterance):
-            for ids, c in zip(found, choices, strict=True):
-                graph = ready[c.lm_weight, c.insertion_penalty]
-                ids += words_of(graph, scores_TS, c.acoustic_scale, settings, silent)
-        texts = (" ".join(names[k - 1] for k in ids) for ids in found)
-        return [WordErrors.between(reference, normaliser.hypothesis(text)) for text in texts]
-
-    total = [WordErrors()] * len(choices)
-    for counts in map_in_chunks(errors, utterances, CHUNK, ""):
-        total = [a + b for a, b in zip(total, counts, strict=True)]
-        advance(len(choices))
-    return list(zip(choices, total, strict=True))

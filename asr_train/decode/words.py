@@ -6,7 +6,7 @@ an alignment of the words found.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -150,15 +150,24 @@ def is_silence(
 
 
 def words_of(
-    graph: Graph,
-    scores_TS: np.ndarray,
-    scale: float,
+    scorer: Scorer,
+    utterance: Utterance,
+    searches: Sequence[tuple[Graph, float]],
     width: Effort | DecodeSettings,
-    silent: list[int],
-) -> list[int]:
-    """Return the words of a piece's best path; none if it is silence."""
-    found = search(graph, scores_TS, scale, width.beam, width.max_active)
-    return [] if is_silence(found.acoustic_cost, scores_TS, scale, silent) else found.words
+) -> list[list[int]]:
+    """Return the words that each search finds; none in pieces that are silence.
+
+    Args:
+        searches: graphs, and the acoustic scales in them.
+    """
+    found = [list[int]() for _ in searches]
+    silent = silent_states(scorer, utterance)
+    for _, scores_TS in pieces(scorer, utterance):
+        for ids, (graph, scale) in zip(found, searches, strict=True):
+            best = search(graph, scores_TS, scale, width.beam, width.max_active)
+            if not is_silence(best.acoustic_cost, scores_TS, scale, silent):
+                ids += best.words
+    return found
 
 
 def lattice_of(

@@ -11,7 +11,7 @@ import asr_train.decode.tune
 from asr_train.data.features import Utterance
 from asr_train.decode.lists import GROWN, extend, least
 from asr_train.decode.scorer import Scorer
-from asr_train.decode.tune import tune
+from asr_train.decode.tune import tune, walked
 from asr_train.decode.words import Choice
 from asr_train.schema import DecodeSettings, NormaliserKind, NormaliserSettings
 from asr_train.score.edits import align_words
@@ -128,19 +128,17 @@ def test_no_value_of_any_list_does_better_than_the_best_choice(noisy):
 
 
 @pytest.fixture
-def counted(lang, monkeypatch):
-    """`tune` with given errors, and every choice that it decoded."""
+def counted():
+    """The best choice with given errors, and every choice that was decoded."""
 
     def run(errors_of_choice, **lists):
         decoded = []
 
-        def errors(scorer, lang, utterances, settings, normaliser, choices, graph_of, told):
+        def errors(choices):
             decoded.extend(choices)
-            return [(c, WordErrors(correct=1000, deletions=errors_of_choice(c))) for c in choices]
+            return [WordErrors(correct=1000, deletions=errors_of_choice(c)) for c in choices]
 
-        monkeypatch.setattr(asr_train.decode.tune, "_errors", errors)
-        scorer, made = dev(lang, 1, margin=20.0)
-        return tune(scorer, lang, made, settings(**lists)).best, decoded
+        return walked(settings(**lists), errors)[0], decoded
 
     return run
 
@@ -300,15 +298,12 @@ def test_a_list_whose_end_is_the_best_grows_until_it_is_not(counted, wanted):
     assert unneeded not in scales  # the start, which may be an end, was not the best of the two
 
 
-def test_a_list_that_may_not_grow_further_says_that_its_end_is_the_best(lang, monkeypatch):
-    def errors(scorer, lang, utterances, settings, normaliser, choices, graph_of, told):
-        falling = [1000 - round(10 * c.insertion_penalty) for c in choices]
-        return [(c, WordErrors(deletions=n)) for c, n in zip(choices, falling, strict=True)]
+def test_a_list_that_may_not_grow_further_says_that_its_end_is_the_best():
+    def falling(choices):
+        return [WordErrors(deletions=1000 - round(10 * c.insertion_penalty)) for c in choices]
 
-    monkeypatch.setattr(asr_train.decode.tune, "_errors", errors)
-    scorer, made = dev(lang, 1, margin=20.0)
     own = settings(acoustic_scales=[1.0], insertion_penalties=[0.0, 1.0], lm_weights=[1.0])
-    found = tune(scorer, lang, made, own)
-    assert found.best.insertion_penalty == 1.0 + GROWN
-    assert found.at_end == ["insertion_penalties"]
-    assert found.grown == {"insertion_penalties": [float(n) for n in range(GROWN + 2)]}
+    best, _, grown, at_end = walked(own, falling)
+    assert best.insertion_penalty == 1.0 + GROWN
+    assert at_end == ["insertion_penalties"]
+    assert grown == {"insertion_penalties": [float(n) for n in range(GROWN + 2)]}
