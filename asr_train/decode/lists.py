@@ -1,5 +1,7 @@
 """Lists of values to choose from on DEV: the best value, and extension of a list at its end."""
 
+from itertools import groupby
+
 GROWN = 8  # values by which a list may be extended
 
 
@@ -10,13 +12,8 @@ def least(counts: list[int | None]) -> int:
         counts: errors by value, in the order of the values; None: not tried.
     """
     fewest = min(count for count in counts if count is not None)
-    runs: list[list[int]] = [[]]
-    for at, count in enumerate(counts):
-        if count == fewest:
-            runs[-1].append(at)
-        elif runs[-1]:
-            runs.append([])
-    longest = max(runs, key=len)
+    runs = groupby(range(len(counts)), lambda at: counts[at] == fewest)
+    longest = max((list(run) for is_least, run in runs if is_least), key=len)
     return longest[len(longest) // 2]
 
 

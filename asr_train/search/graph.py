@@ -140,14 +140,9 @@ def _disambiguation(lang: Lang) -> dict[tuple[str, tuple[str, ...]], int]:
 
 def grammar_fst(lang: Lang, lm_weight: float) -> Any:
     """Return G, an acceptor of words; costs are lm_weight * -log p."""
-    if lang.grammar.kind is GrammarKind.loop:
-        fst = _loop(lang)
-    else:
-        fst = _arpa(lang)
-    arrays = to_arrays(fst)
+    arrays = to_arrays(_loop(lang) if lang.grammar.kind is GrammarKind.loop else _arpa(lang))
     arrays.arcs_A["weight"] *= lm_weight
-    ended = np.isfinite(arrays.final_N)
-    arrays.final_N[ended] *= lm_weight
+    arrays.final_N[np.isfinite(arrays.final_N)] *= lm_weight
     fst = to_vector(arrays)
     kaldifst.arcsort(fst, "ilabel")
     return fst

@@ -72,28 +72,23 @@ def transcript_graph(
     places, first, follow = _phones(words, lang)
     nodes, arcs = _in_context(places, first, follow, states)
     costs = transition_costs(loop_S)
-    state: list[int] = []
-    position: list[int] = []
-    owner: list[int] = []
+    labels: list[tuple[int, int, int]] = []  # state, its position in the phone, node
     heads: list[tuple[int, float]] = []  # the label that enters a node, and its cost
     tails: list[list[tuple[int, float]]] = []  # labels that end it; they are FST states, too
     rows = []  # source, ilabel, olabel, weight, target
     for n, (place, left, right) in enumerate(nodes):
         hmm = states.hmm(left, places[place].phone, right)
         enter_J, stay_J = hmm_costs(hmm, *costs)
-        begin, label_J, last_J = len(state), [], []  # the labels of a visit's first and last frame
+        label_J, last_J = [], []  # the labels of a visit's first and last frame
         for j, (entered, repeated) in enumerate(zip(hmm.entered, hmm.repeated, strict=True)):
-            state.append(entered)
-            position.append(j)
-            label_J.append(len(state))
+            labels.append((entered, j, n))
+            label_J.append(len(labels))
             if repeated not in (entered, NONE):
-                state.append(repeated)
-                position.append(j)
-                rows.append((len(state) - 1, len(state), 0, stay_J[j], len(state)))
+                labels.append((repeated, j, n))
+                rows.append((len(labels) - 1, len(labels), 0, stay_J[j], len(labels)))
             if repeated != NONE:
-                rows.append((len(state), len(state), 0, stay_J[j], len(state)))
-            last_J.append(len(state))
-        owner += [n] * (len(state) - begin)
+                rows.append((len(labels), len(labels), 0, stay_J[j], len(labels)))
+            last_J.append(len(labels))
         heads.append((label_J[0], enter_J[0]))
         ends = []
         for source, target, cost in hmm.ways:
@@ -104,7 +99,7 @@ def transcript_graph(
                     there = label_J[target]
                     rows.append((label, there, 0, cost + enter_J[target], there))
         tails.append(ends)
-    final_N = np.full(len(state) + 1, np.inf, np.float32)
+    final_N = np.full(len(labels) + 1, np.inf, np.float32)
     for source, target, cost in arcs:
         for tail, end_cost in [(0, 0.0)] if source == END else tails[source]:
             if target == END:
@@ -116,11 +111,12 @@ def transcript_graph(
     rows.sort(key=lambda row: row[0])
     source_A = np.array([row[0] for row in rows])
     arcs_A = np.array([row[1:] for row in rows], ARC)
+    state_K, position_K, node_K = np.array(labels, np.int32).T.copy()
     return Transcript(
         Arrays(0, final_N, source_A, arcs_A),
-        np.array(state, np.int32),
-        np.array(position, np.int8),
-        np.array(owner, np.int32),
+        state_K,
+        position_K.astype(np.int8),
+        node_K,
         np.array([places[place].phone for place, _, _ in nodes], np.int32),
         np.array([places[place].word for place, _, _ in nodes], np.int32),
     )
