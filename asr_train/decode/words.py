@@ -187,10 +187,11 @@ ALIGNING = AliSettings(
 )
 
 
+@dataclass(eq=False)
 class Recogniser:
     """A model, its graph and their weights; built before worker processes are forked.
 
-    Args:
+    Attributes:
         graph: HCLG, made with the choice's weight and penalty; with arrays if lattices are wanted.
         shift_seconds: from one frame to the next.
         lattices: the search in this graph; None: made from its arrays.
@@ -199,38 +200,33 @@ class Recogniser:
             are spread evenly over it; else the utterance has no times.
     """
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        lang: Lang,
-        graph: Graph,
-        choice: Choice,
-        effort: Effort,
-        shift_seconds: float,
-        lattices: Lattices | None = None,
-        keep: bool = False,
-        spread: bool = False,
-    ) -> None:
-        self._scorer, self._lang, self._choice, self._effort = scorer, lang, choice, effort
-        self._aligner = Aligner(lang, known_states(scorer), scorer.loop_S, ALIGNING)
-        self._shift = shift_seconds
-        self._names = lang.lexicon.words
-        self._graph, self._keep, self._spread = graph, keep, spread
-        self._lattices = None
-        if effort.nbest:
-            if lattices is None:
-                assert graph.arrays is not None
-                lattices = Lattices(graph.arrays, scorer.num_states)
-                compile_confidences()
-            self._lattices = lattices
+    scorer: Scorer
+    lang: Lang
+    graph: Graph
+    choice: Choice
+    effort: Effort
+    shift_seconds: float
+    lattices: Lattices | None = None
+    keep: bool = False
+    spread: bool = False
+
+    def __post_init__(self) -> None:
+        self._aligner = Aligner(self.lang, known_states(self.scorer), self.scorer.loop_S, ALIGNING)
+        self._names = self.lang.lexicon.words
+        if not self.effort.nbest:
+            self.lattices = None
+        elif self.lattices is None:
+            assert self.graph.arrays is not None
+            self.lattices = Lattices(self.graph.arrays, self.scorer.num_states)
+            compile_confidences()
 
     def __call__(self, utterance: Utterance) -> tuple[Hypothesis, Alternatives | None]:
         """Decode one utterance, in pieces if it is long."""
         found, lattices, seconds = [], [], 0.0
         words_at: list[TimedWord] | None = []
-        silent, scale = silent_states(self._scorer, utterance), self._choice.acoustic_scale
+        silent, scale = silent_states(self.scorer, utterance), self.choice.acoustic_scale
         start = time.perf_counter()
-        for frame, scores_TS in pieces(self._scorer, utterance):
+        for frame, scores_TS in pieces(self.scorer, utterance):
             path, sure, lattice = self._piece(scores_TS)
             unlike = (path.words or not path.final) and path is not NOTHING  # which has no costs
             if unlike and is_silence(path.acoustic_cost, scores_TS, scale, silent):
@@ -239,20 +235,20 @@ class Recogniser:
             found.append(path)
             lattices.append(lattice)
             seconds += time.perf_counter() - start
-            times = self._times(self._named(path), scores_TS, sure, frame * self._shift)
+            times = self._times(self._named(path), scores_TS, sure, frame * self.shift_seconds)
             words_at = None if words_at is None or times is None else words_at + times
             start = time.perf_counter()
         words = [word for path in found for word in self._named(path)]
         graph_cost = sum(path.graph_cost for path in found)
         acoustic_cost = sum(path.acoustic_cost for path in found)
         alternatives = None
-        if self._lattices is not None and len(found) == 1:
+        if self.lattices is not None and len(found) == 1:
             alternatives = self._alternatives(utterance, lattices[0])
-        elif self._lattices is not None:  # lists of pieces do not combine to one of the whole
+        elif self.lattices is not None:  # lists of pieces do not combine to one of the whole
             sentences = [(words, graph_cost, acoustic_cost)]
             arcs = sum(len(lattice.arcs_A) for lattice in lattices if lattice is not None)
             alternatives = Alternatives(utterance.id, sentences, False, None, None, arcs)
-        if alternatives is not None and self._keep:
+        if alternatives is not None and self.keep:
             packed = tuple(b"" if lattice is None else pack(lattice) for lattice in lattices)
             alternatives = replace(alternatives, lattices=packed)
         hypothesis = Hypothesis(
@@ -271,11 +267,11 @@ class Recogniser:
 
     def _piece(self, scores_TS: np.ndarray) -> tuple[Path, list[float] | None, Lattice | None]:
         """Return a piece's best path, the confidences of its words, and the lattice."""
-        effort, scale = self._effort, self._choice.acoustic_scale
-        if self._lattices is None:
-            path = search(self._graph, scores_TS, scale, effort.beam, effort.max_active)
+        effort, scale = self.effort, self.choice.acoustic_scale
+        if self.lattices is None:
+            path = search(self.graph, scores_TS, scale, effort.beam, effort.max_active)
             return path, None, None
-        lattice = lattice_of(self._lattices, scores_TS * np.float32(scale), effort)
+        lattice = lattice_of(self.lattices, scores_TS * np.float32(scale), effort)
         if lattice is None:
             return NOTHING, [], None
         best = best_path(lattice)
@@ -285,12 +281,12 @@ class Recogniser:
         return [self._names[i - 1] for i in path.words]
 
     def _alternatives(self, utterance: Utterance, lattice: Lattice | None) -> Alternatives:
-        known = self._lang.word_ids
+        known = self.lang.word_ids
         reference = [known.get(word, 0) for word in utterance.words.split()]  # 0: equals no word
         if lattice is None:
             missed = len(reference) or None
             return Alternatives(utterance.id, [], True, missed, missed, 0)
-        listed = nbest(lattice, self._effort.nbest)
+        listed = nbest(lattice, self.effort.nbest)
         return Alternatives(
             utterance.id,
             [(self._named(path), path.graph_cost, path.acoustic_cost) for path in listed.sentences],
@@ -309,9 +305,9 @@ class Recogniser:
             words, len(scores_TS), lambda states, span: scores_TS[span][:, states]
         )
         if not isinstance(found, Lost):
-            spans = words_in_seconds(words, found, self._shift)
-        elif self._spread:
-            each = len(scores_TS) * self._shift / len(words)
+            spans = words_in_seconds(words, found, self.shift_seconds)
+        elif self.spread:
+            each = len(scores_TS) * self.shift_seconds / len(words)
             spans = [(word, i * each, (i + 1) * each) for i, word in enumerate(words)]
         else:
             return None
