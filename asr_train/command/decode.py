@@ -22,7 +22,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -88,9 +87,6 @@ def run(options: argparse.Namespace) -> int:
         found = dict(zip(heard, said, strict=True))
         return [(name, found.get(name), lost.get(name, "")) for name in files]
 
-    as_json = partial(_json, ensure_ascii=not (to_file or prints_utf_8()))
-    shows: dict[str, Callable[..., str]] = {"text": _text, "ctm": _ctm, "json": as_json}
-    show = shows[options.format]
     decoded, low = 0, []
     names = ids(options.files)
     speakers: dict[str, list[str]] = {}
@@ -126,7 +122,13 @@ def run(options: argparse.Namespace) -> int:
                     "expect more errors; give all recordings of a speaker in a folder of their "
                     "own, with --speaker-folders",
                 )
-            shown = show(names[file], file, found, options.channel or 0)
+            if options.format == "text":
+                shown = f"{names[file]} {found.text}".rstrip() + "\n"
+            elif options.format == "ctm":
+                shown = _ctm(names[file], found, options.channel or 0)
+            else:
+                row = _row(names[file], file, found)
+                shown = json.dumps(row, ensure_ascii=not (to_file or prints_utf_8())) + "\n"
             print(shown, end="", file=output, flush=True)
         if not decoded:
             sys.exit(1)  # within the block, so that an earlier output is kept
@@ -190,11 +192,7 @@ def ids(files: list[str]) -> dict[str, str]:
     raise ValueError(f"{' and '.join(same)} would both be called {name}; rename one of them")
 
 
-def _text(name: str, file: str, found: Any, channel: int) -> str:
-    return f"{name} {found.text}".rstrip() + "\n"
-
-
-def _ctm(name: str, file: str, found: Any, channel: int) -> str:
+def _ctm(name: str, found: Any, channel: int) -> str:
     from asr_train.interop.ctm import ctm_text
     from asr_train.interop.times import Timed
 
@@ -202,8 +200,9 @@ def _ctm(name: str, file: str, found: Any, channel: int) -> str:
     return ctm_text([timed])
 
 
-def _json(name: str, file: str, found: Any, channel: int, ensure_ascii: bool) -> str:
-    row = {
+def _row(name: str, file: str, found: Any) -> dict[str, Any]:
+    """Return what JSON has of a recording."""
+    return {
         "id": name,
         "file": file,
         "text": found.text,
@@ -218,4 +217,3 @@ def _json(name: str, file: str, found: Any, channel: int, ensure_ascii: bool) ->
         ],
         "alternatives": list(found.alternatives),
     }
-    return json.dumps(row, ensure_ascii=ensure_ascii) + "\n"
