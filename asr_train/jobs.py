@@ -333,9 +333,8 @@ def _remake(path: str) -> str:
 
 def _keep_times(name: str, paths: list[str], start: float) -> None:
     work = os.environ.get("ASR_WORK")
-    if not work or not os.path.exists(paths[-1]):  # resolve.py's last argument is a setting
-        return
-    if os.environ.get("RANK", "0") != "0":  # only one of torchrun's processes writes
+    # resolve.py's last argument is a setting; of torchrun's processes, only one writes
+    if not work or not os.path.exists(paths[-1]) or os.environ.get("RANK", "0") != "0":
         return
     output = os.path.relpath(paths[-1], work)
     row = {

@@ -46,7 +46,13 @@ def load_scorer(
     path = Path(path)
     about = read_json(path)
     try:
-        _check_feats(path, about["feats"], plain(feats.settings))
+        given = plain(feats.settings)
+        for key, trained in about["feats"].items():
+            if trained != given.get(key):
+                raise ValueError(
+                    f"{path} was trained with feats.{key}={trained} but these features have "
+                    f"{given.get(key)}; run make again, which trains for these features"
+                )
         if about["kind"] == "gmm":
             scorer = _gaussians(path, about, feats)
         elif about["kind"] == "scores":
@@ -80,15 +86,6 @@ def _check_states(scorer: Scorer) -> None:
             raise ValueError(
                 f"{one.run} has {states.num_states} states, but scores of {one.num_states} and "
                 f"self-loops of {len(one.loop_S)}; delete it and run make again"
-            )
-
-
-def _check_feats(path: Path, trained: dict[str, Any], given: dict[str, Any]) -> None:
-    for key in trained:
-        if trained[key] != given.get(key):
-            raise ValueError(
-                f"{path} was trained with feats.{key}={trained[key]} but these features have "
-                f"{given.get(key)}; run make again, which trains for these features"
             )
 
 

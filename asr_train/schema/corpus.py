@@ -6,16 +6,7 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar
 
 from asr_train.schema.fields import LEFT_OUT, SettingsError, at, here
-from asr_train.schema.limits import (
-    Checked,
-    Count,
-    Interval,
-    Natural,
-    Positive,
-    Share,
-    between,
-    within,
-)
+from asr_train.schema.limits import Checked, Count, Interval, Natural, Positive, Share, between
 from asr_train.schema.score import NormaliserKind
 
 
@@ -31,7 +22,7 @@ class DigitsSettings(Checked):
     level_db: Interval[float]
 
     def check(self) -> None:
-        within(-90, 0, level_db=self.level_db[1])
+        between(-90, 0)(level_db=self.level_db[1])
         _check_same_splits(speakers=self.speakers, utterances=self.utterances)
         for split, count in self.utterances.items():
             if not 1 <= self.speakers[split] <= count:
@@ -96,10 +87,10 @@ class CommandsSettings(Checked):
     def check(self) -> None:
         if not self.grammar:
             raise SettingsError(f"{at('grammar')} is empty; it must name a file in JSGF")
-        within(0, 10, margin_seconds=self.margin_seconds[0])
-        within(-90, 0, level_db=self.level_db[1])
+        between(0, 10)(margin_seconds=self.margin_seconds[0])
+        between(-90, 0)(level_db=self.level_db[1])
         _check_same_splits(speakers=self.speakers, hours=self.hours)
-        within(1000, self.sample_rate, telephone_rate=self.telephone_rate)
+        between(1000, self.sample_rate)(telephone_rate=self.telephone_rate)
         for name, condition in self.conditions.items():
             _check_test_split("conditions", f"test_{name}")
             try:

@@ -456,11 +456,7 @@ def write_graph(
 
 def _hashes(lang: Lang, states: States) -> dict[str, str]:
     """Return what a graph is made of."""
-    return {
-        "states_hash": states.hash,
-        "lang_hash": lang.hash,
-        "grammar_hash": grammar_hash(lang),
-    }
+    return {"states_hash": states.hash, "lang_hash": lang.hash, "grammar_hash": grammar_hash(lang)}
 
 
 @dataclass(frozen=True, slots=True)
