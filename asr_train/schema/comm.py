@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from asr_train.facts import Method
 from asr_train.schema.fields import LEFT_OUT, SettingsError, at
-from asr_train.schema.limits import Checked, Count, Positive, between
+from asr_train.schema.limits import Checked, Count, Natural, Positive, between
 
 Spread = Annotated[float, between(0, 10)]
 
@@ -179,7 +179,7 @@ class CommSettings(Checked):
     gtc: GtcSettings | None = None
     onebit: OneBitSettings | None = None
     bmuf: BmufSettings | None = None
-    group_size: int | None = None
+    group_size: Natural | None = None
     asynchronous: AsynchronousSettings | None = None
 
     def check(self) -> None:
@@ -188,11 +188,6 @@ class CommSettings(Checked):
                 raise SettingsError(
                     f"{at(name)} is missing; {at('method')}={self.method.value} needs it"
                 )
-        if self.group_size is not None and self.group_size < 0:
-            raise SettingsError(
-                f"{at('group_size')} is {self.group_size}; it must be positive, or 0 to choose it "
-                "automatically"
-            )
         is_fixed = self.gtc is not None and self.gtc.capacity is Capacity.fixed
         if self.method.traffic.is_asynchronous and is_fixed:
             raise SettingsError(

@@ -21,7 +21,7 @@ class DecodeSettings(Checked):
     lm_weights: list[Positive]
     minimise: bool
     transition_scale: float = 1.0
-    self_loop_scale: float = 0.1
+    self_loop_scale: Annotated[float, between(0, 10)] = 0.1
     nbest: Natural
     lattice_beam: Positive
     rescore_lm_weights: list[Positive]
@@ -33,11 +33,6 @@ class DecodeSettings(Checked):
             raise SettingsError(
                 f"{at('transition_scale')} is {self.transition_scale}, but every state has only "
                 "one way out, of cost 0 at any scale; leave it at 1.0"
-            )
-        if not 0 <= self.self_loop_scale <= 10:
-            raise SettingsError(
-                f"{at('self_loop_scale')} is {self.self_loop_scale}; it must be from 0 to 10, "
-                "where 0.1 is Kaldi's and 1 counts transitions in full"
             )
         for f in fields(self):
             if getattr(self, f.name) == []:
