@@ -29,6 +29,8 @@ from typing import Any
 from asr_train.checks import keep_inputs, printable
 from asr_train.command.main import complain, on_terminal, prints_utf_8, standard_input, told_after
 
+Heard = list[tuple[str, Any, str]]  # of each file: its name, transcript, and why there is none
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE")
@@ -68,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         recogniser.prepare()
     stream = io.BytesIO(standard_input()) if "-" in options.files else None
 
-    def speaker(files: list[str]) -> list[tuple[str, Any, str]]:
+    def speaker(files: list[str]) -> Heard:
         heard, lost = {}, {}
         for name in files:
             try:
@@ -154,9 +156,7 @@ def _too_large(error: MemoryError | RuntimeError) -> str:
     return "there is not enough memory to decode it; set --jobs 1"
 
 
-def _until_killed(
-    done: Iterable[list[tuple[str, Any, str]]], speakers: list[list[str]]
-) -> Iterator[list[tuple[str, Any, str]]]:
+def _until_killed(done: Iterable[Heard], speakers: list[list[str]]) -> Iterator[Heard]:
     """Yield what worker processes decode; if one is killed, the rest as lost."""
     ended = 0
     try:

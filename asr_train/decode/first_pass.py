@@ -9,7 +9,7 @@ from typing import Any
 
 from asr_train.align.adapt import speakers_line
 from asr_train.data.features import Utterance
-from asr_train.decode.scorer import Scorer
+from asr_train.decode.scorer import Adaptation, Scorer
 from asr_train.decode.words import ALIGNING, Choice, Effort, words_of
 from asr_train.jobs import map_in_chunks
 from asr_train.lang.index import Lang
@@ -30,7 +30,7 @@ def adapted(
     choice: Choice,
     width: Effort | DecodeSettings,
     utterances: list[Utterance],
-) -> tuple[Scorer, dict[str, Any]]:
+) -> Adaptation:
     """Adapt a scorer to the speakers of some utterances.
 
     Args:

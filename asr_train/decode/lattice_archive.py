@@ -9,16 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from asr_train.decode.words import Alternatives, Hypothesis
+from asr_train.decode.words import Decoded
 from asr_train.files import DamagedFileError, hash_of, replacing
 from asr_train.lang.index import Lang
 from asr_train.search.lattice import Lattice
 from asr_train.search.pack import unpack
 
 
-def write_lattices(
-    path: Path, lang: Lang, pairs: Iterator[tuple[Hypothesis, Alternatives | None]]
-) -> Iterator[tuple[Hypothesis, Alternatives | None]]:
+def write_lattices(path: Path, lang: Lang, pairs: Iterator[Decoded]) -> Iterator[Decoded]:
     """Write lattices as they come, and yield the pairs without them."""
     with replacing(path) as scratch, zipfile.ZipFile(scratch, "w", zipfile.ZIP_STORED) as file:
         file.comment = hash_of(lang.lexicon.words).encode()  # in the order of their ids

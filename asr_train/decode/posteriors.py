@@ -21,7 +21,7 @@ from asr_train.align.speakers import Speakers
 from asr_train.align.viterbi import Scores, Spoken
 from asr_train.checks import inputs_named
 from asr_train.data.features import Feats, Utterance, open_h5
-from asr_train.decode.scorer import Scorer, known_states
+from asr_train.decode.scorer import Adaptation, Scorer, known_states
 from asr_train.files import DamagedFileError, check_part, read_json
 from asr_train.lang.index import Lang
 from asr_train.lang.states import States
@@ -167,9 +167,7 @@ def _adapting(network: Callable[[Read], Scorer], first: Scorer, feats: Feats) ->
     """Return a network that reads what a speaker-adaptive system's scorer reads."""
     assert first.speakers is not None
 
-    def adapted(
-        spoken: list[Spoken], lang: Lang, ali: AliSettings
-    ) -> tuple[Scorer, dict[str, Any]]:
+    def adapted(spoken: list[Spoken], lang: Lang, ali: AliSettings) -> Adaptation:
         assert first.adapt is not None
         found, summary = first.adapt(spoken, lang, ali)
         return _adapting(network, found, feats), summary
@@ -189,9 +187,7 @@ def _of_mixtures(system: dict[str, str], model: Mixtures, read: Adapted) -> Scor
     if model.adaptive is None:
         return scorer
 
-    def adapted(
-        spoken: list[Spoken], lang: Lang, ali: AliSettings
-    ) -> tuple[Scorer, dict[str, Any]]:
+    def adapted(spoken: list[Spoken], lang: Lang, ali: AliSettings) -> Adaptation:
         found = adapt(model, read.plain, spoken, lang, ali)
         return _of_mixtures(system, model, found), found.summary()
 

@@ -13,6 +13,8 @@ from asr_train.lang.index import Lang
 from asr_train.lang.states import States
 from asr_train.schema import AliSettings
 
+Adaptation = tuple["Scorer", dict[str, Any]]  # a scorer adapted to speakers, and a summary
+
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
@@ -39,9 +41,7 @@ class Scorer:
     states: States | None
     loop_S: np.ndarray
     scores: Callable[[Utterance], Scores]
-    adapt: "Callable[[list[Spoken], Lang, AliSettings], tuple[Scorer, dict[str, Any]]] | None" = (
-        None
-    )
+    adapt: Callable[[list[Spoken], Lang, AliSettings], Adaptation] | None = None
     speakers: Speakers | None = None
     first: "Scorer | None" = None
 

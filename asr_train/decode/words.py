@@ -112,6 +112,8 @@ class Alternatives:
         return {name: value for name, value in asdict(self).items() if name != "lattices"}
 
 
+Decoded = tuple[Hypothesis, Alternatives | None]
+
 # What a search finds whose tokens do not survive to the last frame
 NOTHING = Path(np.zeros(0, np.int32), [], 0.0, 0.0, False)
 
@@ -220,7 +222,7 @@ class Recogniser:
             self.lattices = Lattices(self.graph.arrays, self.scorer.num_states)
             compile_confidences()
 
-    def __call__(self, utterance: Utterance) -> tuple[Hypothesis, Alternatives | None]:
+    def __call__(self, utterance: Utterance) -> Decoded:
         """Decode one utterance, in pieces if it is long."""
         found, lattices, seconds = [], [], 0.0
         words_at: list[TimedWord] | None = []
@@ -318,9 +320,7 @@ class Recogniser:
         ]
 
 
-def transcribe(
-    recognise: Recogniser, utterances: list[Utterance], what: str
-) -> Iterator[tuple[Hypothesis, Alternatives | None]]:
+def transcribe(recognise: Recogniser, utterances: list[Utterance], what: str) -> Iterator[Decoded]:
     """Decode utterances in order, in worker processes."""
     ready()  # of the alignment that gives the words' times
     return map_in_chunks(recognise, utterances, CHUNK, what)

@@ -11,6 +11,7 @@ from asr_train.schema.limits import Checked, Count, Natural, NotNegative, Positi
 
 PositiveShare = Annotated[float, between(1e-6, 1)]
 Epochs = Annotated[float, between(1e-4, 1e4)]
+Part = tuple[float, float, int, int | None]  # first and last share, minibatch frames, most workers
 
 
 class Halving(Enum):
@@ -226,10 +227,8 @@ class OptimSettings(Checked):
         """Return the rate of an epoch (from 0) by `divisors`, the last of which stays."""
         return self.rate / self.divisors[min(epoch, len(self.divisors) - 1)]
 
-    def parts(
-        self, epoch: int, chosen: Sequence[int] = ()
-    ) -> Iterator[tuple[float, float, int, int | None]]:
-        """Yield the parts of an epoch: first and last share, minibatch frames, most workers.
+    def parts(self, epoch: int, chosen: Sequence[int] = ()) -> Iterator[Part]:
+        """Yield the parts of an epoch.
 
         Args:
             chosen: sizes by choice of `auto_minibatch`; later parts have the last one's.
@@ -243,9 +242,7 @@ class OptimSettings(Checked):
         if first < 1:
             yield from self._blocks(epoch, first, chosen)
 
-    def _blocks(
-        self, epoch: int, first: float, chosen: Sequence[int]
-    ) -> Iterator[tuple[float, float, int, int | None]]:
+    def _blocks(self, epoch: int, first: float, chosen: Sequence[int]) -> Iterator[Part]:
         """Cut the rest of an epoch where a minibatch size is chosen."""
         if self.auto_minibatch is None:
             yield first, 1.0, self.minibatch_frames, None

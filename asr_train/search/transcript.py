@@ -55,6 +55,8 @@ class _Phone:
 
 
 END = -1  # the end of the graph, as a successor
+Steps = list[tuple[int, float]]  # places of phones that may come next, and the costs
+Node = tuple[int, int, int]  # a phone in context: its place, left phone, right phone
 
 
 def transcript_graph(
@@ -122,21 +124,19 @@ def transcript_graph(
     )
 
 
-def _phones(
-    words: list[str], lang: Lang
-) -> tuple[list[_Phone], list[tuple[int, float]], list[list[tuple[int, float]]]]:
+def _phones(words: list[str], lang: Lang) -> tuple[list[_Phone], Steps, list[Steps]]:
     """Return the transcript's phones, those that may come first, and the successors of each."""
     word_ids = lang.word_ids
     phone_ids = {phone: p for p, phone in enumerate(lang.states.phones)}
     places: list[_Phone] = []
-    follow: list[list[tuple[int, float]]] = []
+    follow: list[Steps] = []
 
     def add(phone: _Phone) -> int:
         places.append(phone)
         follow.append([])
         return len(places) - 1
 
-    first: list[tuple[int, float]] = []
+    first: Steps = []
     # Lists to which the next places are added, with the costs of a pause and of none
     open_ends = [(first, lang.pause_costs(EDGE))]
     for place, word in enumerate([*words, None]):
@@ -165,20 +165,17 @@ def _phones(
 
 
 def _in_context(
-    places: list[_Phone],
-    first: list[tuple[int, float]],
-    follow: list[list[tuple[int, float]]],
-    states: States,
-) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, float]]]:
+    places: list[_Phone], first: Steps, follow: list[Steps], states: States
+) -> tuple[list[Node], list[tuple[int, int, float]]]:
     """Put phones in context.
 
     Returns:
-        Nodes (place, left phone, right phone), with neighbours 0 where they do not matter; and
-        arcs (node, node, cost), with END for the start and the end of the graph.
+        Nodes, with neighbours 0 where they do not matter; and arcs (node, node, cost), with END for
+        the start and the end of the graph.
     """
-    nodes: dict[tuple[int, int, int], int] = {}
+    nodes: dict[Node, int] = {}
     arcs: list[tuple[int, int, float]] = []
-    todo: list[tuple[int, int, int]] = []
+    todo: list[Node] = []
 
     def node(place: int, left: int, right: int) -> int:
         key = (place, left, right)
@@ -190,22 +187,17 @@ def _in_context(
     def phone(place: int) -> int:
         return states.edge if place == END else places[place].phone
 
-    def rights(place: int) -> list[int]:
-        """Return the right neighbours that the place distinguishes."""
-        if not states.is_context_dependent_P[places[place].phone]:
-            return [0]
-        return sorted({phone(after) for after, _ in follow[place]})
-
-    def enter(source: int, left: int, allowed: int | None, after: list[tuple[int, float]]) -> None:
+    def enter(source: int, left: int, allowed: int | None, after: Steps) -> None:
         for place, cost in after:
             if allowed is not None and phone(place) != allowed:
                 continue
             if place == END:
                 arcs.append((source, END, cost))
                 continue
-            own = left if states.is_context_dependent_P[places[place].phone] else 0
-            for right in rights(place):
-                arcs.append((source, node(place, own, right), cost))
+            own, rights = 0, [0]
+            if states.is_context_dependent_P[places[place].phone]:
+                own, rights = left, sorted({phone(next_) for next_, _ in follow[place]})
+            arcs.extend((source, node(place, own, right), cost) for right in rights)
 
     enter(END, states.edge, None, first)
     while todo:
