@@ -10,10 +10,9 @@ from typing import Any
 from asr_train.align.adapt import speakers_line
 from asr_train.data.features import Utterance
 from asr_train.decode.scorer import Adaptation, Scorer
-from asr_train.decode.words import ALIGNING, Choice, Effort, words_of
+from asr_train.decode.words import ALIGNING, Choice, Width, words_of
 from asr_train.jobs import map_in_chunks
 from asr_train.lang.index import Lang
-from asr_train.schema import DecodeSettings
 from asr_train.search.graph import Graph
 
 CHUNK = 8  # utterances per task of a worker process
@@ -28,7 +27,7 @@ def adapted(
     lang: Lang,
     graph: Graph,
     choice: Choice,
-    width: Effort | DecodeSettings,
+    width: Width,
     utterances: list[Utterance],
 ) -> Adaptation:
     """Adapt a scorer to the speakers of some utterances.

@@ -58,9 +58,7 @@ def load_scorer(
         elif about["kind"] == "scores":
             scorer = _stored(path, about)
         else:
-            from asr_train.decode.network import network_of  # imports torch
-
-            scorer = _network(path, about, feats, network_of(path, about), speakers)
+            scorer = _network(path, about, feats, speakers)
     except KeyError as error:
         raise DamagedFileError(f"{path} lacks {error}; delete it and run make again") from error
     if lang is not None:
@@ -112,14 +110,10 @@ def _stored(path: Path, about: dict[str, Any]) -> Scorer:
     return Scorer(about["run"], about["num_states"], states, loop_S, scores)
 
 
-def _network(
-    path: Path,
-    about: dict[str, Any],
-    feats: Feats,
-    network: Callable[[Read], Scorer],
-    speakers: Speakers | None,
-) -> Scorer:
-    system = about.get("fmllr")
+def _network(path: Path, about: dict[str, Any], feats: Feats, speakers: Speakers | None) -> Scorer:
+    from asr_train.decode.network import network_of  # imports torch
+
+    network, system = network_of(path, about), about.get("fmllr")
     if speakers is not None and speakers.system != system:
         raise ValueError(
             f"{path} was trained on {inputs_named(system)} but is given "

@@ -59,6 +59,9 @@ class Effort(Checked):
     nbest: Natural
 
 
+Width = Effort | DecodeSettings  # of a search for the best path, beam and max_active
+
+
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
     """The words decoded in one utterance.
@@ -138,24 +141,22 @@ def silent_states(scorer: Scorer, utterance: Utterance) -> list[int]:
     return list(known_states(scorer).of(SILENCE)) if utterance.seconds > LONGEST else []
 
 
-def is_silence(
-    acoustic_cost: float, scores_TS: np.ndarray, scale: float, silent: list[int]
-) -> bool:
+def is_silence(cost: float, scores_TS: np.ndarray, scale: float, silent: list[int]) -> bool:
     """Return whether silence explains a piece at least as well as the words found in it.
 
     A grammar may ask for a word in every sentence, but not every piece of a recording has one.
+
+    Args:
+        cost: of the words, acoustic.
     """
     if not silent:
         return False
     likelihood = scores_TS[:, silent].max(1).sum(dtype=np.float64)
-    return bool(-scale * likelihood <= acoustic_cost)
+    return bool(-scale * likelihood <= cost)
 
 
 def words_of(
-    scorer: Scorer,
-    utterance: Utterance,
-    searches: Sequence[tuple[Graph, float]],
-    width: Effort | DecodeSettings,
+    scorer: Scorer, utterance: Utterance, searches: Sequence[tuple[Graph, float]], width: Width
 ) -> list[list[int]]:
     """Return the words that each search finds; none in pieces that are silence.
 
