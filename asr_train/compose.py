@@ -21,6 +21,7 @@ from asr_train.places import ROOT
 from asr_train.schema import Config, Method, SettingsError, build, unknown_key
 
 CONF = Path(ROOT) / "conf"
+FILES = {"recipe", "run", *(group.name for group in fields(Config))}  # are set to names of files
 
 
 def settings(run: str, overrides: list[str]) -> Config:
@@ -38,14 +39,14 @@ def settings(run: str, overrides: list[str]) -> Config:
         chosen = [f"comm={run}"] if run in exchanges else ["comm=sgd", f"comm.method={run}"]
     for override in overrides:
         group, _, name = override.partition("=")
-        if name == "null" and (CONF / group).is_dir():
+        if name == "null" and group in FILES:
             raise SettingsError(f"{override}, but {group} takes the name of a file of conf/{group}")
         if override.find("=") < 1:
             raise SettingsError(
                 f"the setting {override!r} is neither group.key=value nor group=file; "
                 "lists and mappings are without spaces"
             )
-        if (CONF / group.lower()).is_dir() and group.isupper():
+        if group.isupper() and group.lower() in FILES:
             raise SettingsError(f"{override}: groups are in lower case; set {group.lower()}={name}")
         if group == "SET":
             raise SettingsError(f"{override!r}: give the setting by itself: {name}")
@@ -214,7 +215,7 @@ def _cause(error: Exception, chosen: list[str], overrides: list[str]) -> str:
     if missing:
         *groups, key = missing.group(1).split(".")
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            files = [o for o in overrides if (CONF / o.partition("=")[0]).is_dir()]
+            files = [o for o in overrides if o.partition("=")[0] in FILES]
             node: Any = OmegaConf.to_container(compose("config", [*chosen, *files]))
         node["gmm"] = without_left_out(node["gmm"], overrides)
         for depth, group in enumerate(groups):
