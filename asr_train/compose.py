@@ -39,6 +39,8 @@ def settings(run: str, overrides: list[str]) -> Config:
         chosen = [f"comm={run}"] if run in exchanges else ["comm=sgd", f"comm.method={run}"]
     for override in overrides:
         group, _, name = override.partition("=")
+        if (CONF / group).is_dir() and group not in FILES:
+            raise SettingsError(unknown_key(group, typing.get_type_hints(Config)))
         if name == "null" and group in FILES:
             raise SettingsError(f"{override}, but {group} takes the name of a file of conf/{group}")
         if override.find("=") < 1:
@@ -46,7 +48,7 @@ def settings(run: str, overrides: list[str]) -> Config:
                 f"the setting {override!r} is neither group.key=value nor group=file; "
                 "lists and mappings are without spaces"
             )
-        if group.isupper() and group.lower() in FILES:
+        if group.isupper() and group.lower() in FILES - {"corpus", "recipe", "run"}:
             raise SettingsError(f"{override}: groups are in lower case; set {group.lower()}={name}")
         if group == "SET":
             raise SettingsError(f"{override!r}: give the setting by itself: {name}")
@@ -215,7 +217,7 @@ def _cause(error: Exception, chosen: list[str], overrides: list[str]) -> str:
     if missing:
         *groups, key = missing.group(1).split(".")
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            files = [o for o in overrides if o.partition("=")[0] in FILES]
+            files = [o for o in overrides if (CONF / o.partition("=")[0]).is_dir()]
             node: Any = OmegaConf.to_container(compose("config", [*chosen, *files]))
         node["gmm"] = without_left_out(node["gmm"], overrides)
         for depth, group in enumerate(groups):

@@ -63,7 +63,8 @@ def feats(manifest: str, output: str) -> None:
     store = open_feats(manifest)
     utterances = progress(store, "features", len(store.utterances))
     count = write_matrices(output, ((u.id, store.load(u)) for u in utterances))
-    print(f"export: {store.frames} frames of {spelled(count, 'utterance')} in {output}")
+    frames = sum(utterance.frames for utterance in store.utterances)
+    print(f"export: {frames} frames of {spelled(count, 'utterance')} in {output}")
 
 
 def ali(manifest: str, output: str) -> None:

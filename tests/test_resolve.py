@@ -59,6 +59,8 @@ from scripts.resolve import resolve
         ("comm.timeout_seconds=1e10", r"^comm\.timeout_seconds is 1\S+; it must lie in \[0.001,"),
         ("optim.newbob_gain=5", "newbob_gain is 5"),
         ("gmm.mono.realign_first=-4", "realign_first is -4"),
+        ("cluster=null", "^cluster is not a setting"),
+        ("CORPUS=an4", "CORPUS is a variable of make"),
         ("LANG=digits", "LANG=digits: groups are in lower case; set lang=digits"),
         ("SET=lang=digits", "'SET=lang=digits': give the setting by itself: lang=digits"),
         ("WORKERS=2", r"WORKERS is a variable of make; call make with WORKERS=\.\.\."),

@@ -6,8 +6,8 @@ outputs (a bias is one). In a step (Seide et al., 2014, sections 2 and 3)
     2. an owner adds the parts up, unquantised, applies AdaGrad, then momentum,
     3. quantises what results, plus a residual of its own, and sends it to all,
     4. all apply what was sent: w <- w - rate * step.
-So replicas stay bit-identical. What is new lies beside the old until all messages have arrived: if
-anything is not finite, nobody's state changes.
+So replicas stay bit-identical. If anything is not finite, nobody's state changes: workers keep
+their residuals until all messages have arrived, and owners put back what they had.
 In a part of training where a single worker reads (optim.phases; the paper's cold start), nothing is
 quantised: its gradient is sent to all, and owners send their steps as they are.
 """

@@ -42,7 +42,10 @@ def run(options: argparse.Namespace) -> int:
     for problem in problems:
         complain("align", problem)
     if not items:
-        raise ValueError(f"{options.folder} has no recording with a text beside it")
+        raise ValueError(
+            f"no recording in {options.folder} can be aligned; put its text beside it, as "
+            "NAME.lab, NAME.txt or NAME.TextGrid"
+        )
     for item in items:
         paths = output / f"{item.name}.TextGrid", item.text
         if len({str(path.resolve()).casefold() for path in paths}) == 1:  # .textgrid, too

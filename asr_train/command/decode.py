@@ -29,7 +29,7 @@ from typing import Any
 from asr_train.checks import keep_inputs, printable
 from asr_train.command.main import complain, on_terminal, prints_utf_8, standard_input, told_after
 
-Heard = list[tuple[str, Any, str]]  # of each file: its name, transcript, and why there is none
+Decoded = list[tuple[str, Any, str]]  # of each file: its name, transcript, and why there is none
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         recogniser.prepare()
     stream = io.BytesIO(standard_input()) if "-" in options.files else None
 
-    def speaker(files: list[str]) -> Heard:
+    def speaker(files: list[str]) -> Decoded:
         heard, lost = {}, {}
         for name in files:
             try:
@@ -156,7 +156,7 @@ def _too_large(error: MemoryError | RuntimeError) -> str:
     return "there is not enough memory to decode it; set --jobs 1"
 
 
-def _until_killed(done: Iterable[Heard], speakers: list[list[str]]) -> Iterator[Heard]:
+def _until_killed(done: Iterable[Decoded], speakers: list[list[str]]) -> Iterator[Decoded]:
     """Yield what worker processes decode; if one is killed, the rest as lost."""
     ended = 0
     try:

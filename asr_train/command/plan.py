@@ -308,7 +308,7 @@ def times(speedup: float) -> str:
 def fewer_are_faster(found: Plan) -> str:
     """Return a sentence that names the fastest number of workers; "" if it is that requested."""
     name, speeds = max(found.curves.items(), key=lambda c: max(s.frames_per_second for s in c[1]))
-    most = max(speeds, key=lambda speed: speed.frames_per_second)
+    most = max([*speeds, found.alone], key=lambda speed: speed.frames_per_second)
     if most.frames_per_second <= max(o.speed.frames_per_second for o in found.options):
         return ""
     with_them = f"{most.workers} ({name}) reach" if most.workers > 1 else "one reaches"

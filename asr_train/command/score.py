@@ -46,8 +46,8 @@ from asr_train.score.words import (
 Texts = dict[str, str]
 nfc = partial(unicodedata.normalize, "NFC")  # as in what decode writes
 TRN = re.compile(r"(.*)\(([^()]+)\)\s*")  # words, then the id in parentheses
-SCLITE = re.compile("[{}]|^@$")  # in a word of .trn or .stm: of alternatives such as {two/three}
-EXACT = 9  # decimals of times that are sums of decimals
+SCLITE = re.compile("[{}]|^@$")  # a word of .trn or .stm that is part of alternatives
+EXACT = 9  # decimal places to which times are compared; beyond, sums of floats differ
 IGNORED = "IGNORE_TIME_SEGMENT_IN_SCORING"  # NIST's mark of a segment that does not count
 
 
@@ -187,7 +187,7 @@ def words_of(segments: list[Timed], ctm: str) -> Texts:
     """Return the words of a CTM by segment, assigned as by sclite.
 
     A word belongs to the first segment that ends after the word's middle; after the last segment's
-    end, to the last. Other than sclite, which never returns to an earlier segment, this holds for
+    end, to the last. Unlike in sclite, which never returns to an earlier segment, this holds for
     overlapping words, too.
 
     Raises:

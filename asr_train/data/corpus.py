@@ -105,7 +105,7 @@ def _row(r: Remark) -> tuple[str, ...]:
 
 
 def own_rate(recording: Mapping[str, Any]) -> int:
-    """Return the sample rate of a manifest's recording in its file, in Hz."""
+    """Return the sample rate of a recording's file, before resampling, in Hz."""
     for change in recording.get("transforms") or []:
         if change["name"] == "Resample":
             return int(change["kwargs"]["source_sampling_rate"])

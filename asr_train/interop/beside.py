@@ -22,6 +22,7 @@ from asr_train.interop.times import Span
 SUFFIXES = frozenset(f".{name.lower()}" for name in soundfile.available_formats()) | {
     *(".aif", ".sph", ".opus")
 }
+UNREAD = frozenset({".m4a", ".m4b", ".mp4", ".aac", ".wma", ".amr", ".3gp", ".webm"})
 TEXTS = (".lab", ".txt")
 GRID = ".textgrid"
 
@@ -70,7 +71,9 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
     files = sorted(_files(folder))
     attributes = [path for path in files if path.name.startswith("._")]
     paths = [path for path in files if not path.name.startswith("._")]
-    audio, texts, grids = (_by_name(paths, kinds) for kinds in (SUFFIXES, TEXTS, (GRID,)))
+    audio, unread, texts, grids = (
+        _by_name(paths, kinds) for kinds in (SUFFIXES, UNREAD, TEXTS, (GRID,))
+    )
     if not audio:
         raise ValueError(
             f"{folder} has no recordings (wav, flac, mp3, ogg, ...) among its {len(paths)} files"
@@ -92,7 +95,7 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
                 f"{audio[stem][0]} has no text beside it ({stem.name}.lab, .txt or .TextGrid)"
             )
         elif stem not in audio:
-            others = [p.name for p in paths if p.with_suffix("") == stem and p not in texts[stem]]
+            others = [path.name for path in unread.get(stem, [])]
             problems.append(
                 f"{texts[stem][0]} has no recording beside it"
                 + (f", but {' and '.join(others)}; convert it to WAV or FLAC" if others else "")

@@ -216,7 +216,8 @@ def _decoded_file(where: str, command: str) -> tuple[str, int | None]:
                 case ["-c", ("1" | "2") as number]:
                     return name, int(number) - 1
         case "sox", [name, *rest]:
-            if found := re.fullmatch(_SOX, " ".join(rest)):
+            found = re.fullmatch(_SOX, " ".join(rest))
+            if found and not any(" " in word for word in rest):
                 return name, int(found[1]) - 1 if found[1] else None
     raise refused
 

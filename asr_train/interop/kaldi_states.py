@@ -170,7 +170,10 @@ def read_states(path: Path | str) -> States:
             f"{path} is not a list of states in format {FORMAT}; import them with import_kaldi.py "
             "states"
         )
-    return States.stored(content, path)
+    states = States.stored(content, path)
+    if states.hmms is None:
+        raise ValueError(f"{path} has states of this program, not Kaldi's")
+    return states
 
 
 # --- alignments ---------------------------------------------------------------------------------

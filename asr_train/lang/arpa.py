@@ -153,7 +153,7 @@ class NgramModel:
         get = self.id_of.get
         begin, end = self.id_of[BEGIN], self.id_of[END]
         known: list[int] = []
-        since: list[int] = []  # words since the sentence's begin
+        since: list[int] = []  # words since the start of the sentence
         for sentence in sentences:
             known += [begin, *[get(word, -1) for word in sentence], end]
             since += range(len(sentence) + 2)

@@ -179,7 +179,7 @@ class CommSettings(Checked):
     gtc: GtcSettings | None = None
     onebit: OneBitSettings | None = None
     bmuf: BmufSettings | None = None
-    group_size: Natural | None = None
+    group_size: Natural | None = None  # 0: chosen automatically
     asynchronous: AsynchronousSettings | None = None
 
     def check(self) -> None:

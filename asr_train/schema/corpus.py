@@ -202,13 +202,19 @@ class FolderSettings(IntakeSettings):
         if twice := sorted(self.test_dirs.keys() & self.more_tests.keys()):
             raise SettingsError(f"{here()}: {twice} are in test_dirs and more_tests")
         by = [None if by is SplitBy.speakers else by.name for by in (self.dev_by, self.test_by)]
-        dev = {"dev_by": by[0], "dev_dir": self.dev_dir, "dev_speakers": self.dev_speakers}
-        test = {"test_by": by[1], "test_dirs": self.test_dirs, "test_every": self.test_every}
-        for sources in (dev, test | {"test_speakers": self.test_speakers}):
-            given = [f"{name} is {value}" for name, value in sources.items() if value]
+        # Without a source, a setting is as written here
+        dev: dict[str, Any] = {"dev_by=speakers": by[0], "dev_dir=null": self.dev_dir}
+        dev |= {"dev_speakers=[]": self.dev_speakers}
+        test: dict[str, Any] = {"test_by=speakers": by[1], "test_dirs={}": self.test_dirs}
+        test |= {"test_every=null": self.test_every, "test_speakers=[]": self.test_speakers}
+        for sources in (dev, test):
+            given = {without: value for without, value in sources.items() if value}
             if len(given) > 1:
-                given_by = " but ".join(given)
-                raise SettingsError(f"{at(given_by)}: each says what is held out; leave one out")
+                listed = " but ".join(f"{w.partition('=')[0]} is {v}" for w, v in given.items())
+                raise SettingsError(
+                    f"{at(listed)}: each says what is held out; keep one, without the others: "
+                    f"{', '.join(given)}"
+                )
 
     @property
     def held_out(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ class DecodeSettings(Checked):
     lm_weights: list[Positive]
     minimise: bool
     transition_scale: float = 1.0
-    self_loop_scale: Annotated[float, between(0, 10)] = 0.1
+    self_loop_scale: Annotated[float, between(0, 10)] = 0.1  # Kaldi's; 1 counts them in full
     nbest: Natural
     lattice_beam: Positive
     rescore_lm_weights: list[Positive]

@@ -544,5 +544,5 @@ def test_align_says_if_there_is_nothing_to_align(tmp_path, capsys):
     assert run("align", "digits", folder) == 1
     errors = capsys.readouterr().err
     assert "a.wav has no text beside it" in errors
-    assert f"{folder} has no recording with a text beside it" in errors
+    assert f"no recording in {folder} can be aligned; put its text beside it" in errors
     assert not (tmp_path / "c-aligned").exists()

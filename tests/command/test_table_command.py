@@ -129,7 +129,8 @@ def test_joiners_are_kept_and_control_characters_named(recordings, capsys):
 def test_what_cannot_be_listed_is_named_and_the_rest_is_listed(recordings, capsys):
     (recordings / "ben/1.txt").unlink()
     (recordings / "ben/note.txt").write_text("one")
-    (recordings / "ben/note.m4a").write_bytes(b"no format of ours")
+    for kind in ("m4a", "json", "TextGrid"):
+        (recordings / f"ben/note.{kind}").write_bytes(b"no format of ours")
     (recordings / "anna/anna_2.flac").write_bytes(b"no audio")
     for name in (b"caf\xe9", b" cleo "):
         leave = shutil.ignore_patterns("anna_2.*")

@@ -56,6 +56,9 @@ def test_it_says_that_fewer_workers_would_be_faster(tmp_path, capsys):
     assert f" frames/s, {frames[16] / frames[1]:.2g} times one worker" in text
     run(*given, "workers=8", f"out={tmp_path}")
     assert "Fewer workers" not in capsys.readouterr().out
+    given = "cluster=h200_1g", "model=24M", "minibatch=4", "methods=bmuf_gtc", "blocks=1"
+    run(*given, "workers=16", f"out={tmp_path}")
+    assert "**Fewer workers are faster**: one reaches 58,625" in capsys.readouterr().out
 
 
 def test_only_the_methods_asked_for(tmp_path):

@@ -189,7 +189,10 @@ def test_dev_speakers_that_every_nth_takes_are_refused():
     "changes, says",
     [
         ({"test_every": 1}, "it must be 2 or more"),
-        ({"test_every": 5, "test_speakers": ["a"]}, "leave one out"),
+        (
+            {"test_every": 5, "test_speakers": ["a"]},
+            "others: test_every=null, test_sp",
+        ),
         ({"more_tests": {"test": "x"}}, "its name must be test_ followed"),
         ({"test_dirs": {"test": "x", "b": "y"}}, "its name must be test_ followed"),
         ({"test_dirs": {"test_b": "x"}}, "name test, too"),
@@ -197,8 +200,8 @@ def test_dev_speakers_that_every_nth_takes_are_refused():
             {"test_dirs": {"test": "x", "test_b": "y"}, "more_tests": {"test_b": "z"}},
             r"\['test_b'\] are in test_dirs and more_tests",
         ),
-        ({"test_dirs": {"test": "x"}, "test_every": 5}, "leave one out"),
-        ({"dev_dir": "x", "dev_speakers": ["a"]}, "leave one out"),
+        ({"test_dirs": {"test": "x"}, "test_every": 5}, "keep one, without the others"),
+        ({"dev_dir": "x", "dev_speakers": ["a"]}, r"dev_dir is x but dev_speakers is \['a'\]"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(changes, says):
