@@ -126,14 +126,23 @@ def _rows(manifests: dict[str, Any], root: Path, text: Callable[[str], str]) -> 
         audio = Path(recording.sources[0].source)
         whole = recording.num_channels == 1 and supervision.duration == recording.duration
         placed = supervision.with_offset(-supervision.start)
-        name, speaker = _relative(audio, root), supervision.speaker or root.name
-        words, seconds = text(supervision.text or ""), supervision.duration
-        row = Row(supervision.id, speaker, audio, name, seconds, words, where=name)
-        if not whole:
-            row.start, row.channel = supervision.start, supervision.channel
-        for kind, items in (placed.alignment or {}).items():
-            row.alignment[kind] = [item for item in items if item.symbol.strip()]  # not pauses
-        rows.append(row)
+        rows.append(
+            Row(
+                utt_id=supervision.id,
+                speaker=supervision.speaker or root.name,
+                audio=audio,
+                path=_relative(audio, root),
+                seconds=supervision.duration,
+                text=text(supervision.text or ""),
+                where=_relative(audio, root),
+                start=None if whole else supervision.start,
+                channel=None if whole else supervision.channel,
+                alignment={
+                    kind: [item for item in items if item.symbol.strip()]  # not pauses
+                    for kind, items in (placed.alignment or {}).items()
+                },
+            )
+        )
     return rows
 
 
@@ -331,9 +340,17 @@ def _an4(root: Path, subset: str) -> Listed:
             )
         audio, absent = _an4_audio(root / "wav" / path)
         watched += absent
-        named, seconds, text = _relative(audio, root), _seconds(audio), texts[path.name]
-        where = f"line {number}"
-        rows.append(Row(path.name, path.parent.name, audio, named, seconds, text, where))
+        rows.append(
+            Row(
+                utt_id=path.name,
+                speaker=path.parent.name,
+                audio=audio,
+                path=_relative(audio, root),
+                seconds=_seconds(audio),
+                text=texts[path.name],
+                where=f"line {number}",
+            )
+        )
     return Listed(rows, tables=[files, spoken], watched=watched)
 
 
