@@ -31,7 +31,15 @@ STEPS = 20  # simulated at least, without blocks
 DRAWS = 1280  # of a step's computing time, at least
 MINIBATCHES = (1024, 4096, 16384)  # frames of all workers; those of Seide et al. (2014)
 # By similarity to SGD with all workers' frames in one minibatch
-ORDER = tuple(map(Traffic, ["sgd", "allreduce", "gtc", "onebit", "gtc_async", "bmuf_gtc", "bmuf"]))
+ORDER = (
+    Traffic.none,
+    Traffic.allreduce,
+    Traffic.gtc,
+    Traffic.onebit,
+    Traffic.gtc_async,
+    Traffic.bmuf_gtc,
+    Traffic.bmuf,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
