@@ -39,8 +39,6 @@ def settings(run: str, overrides: list[str]) -> Config:
         chosen = [f"comm={run}"] if run in exchanges else ["comm=sgd", f"comm.method={run}"]
     for override in overrides:
         group, _, name = override.partition("=")
-        if (CONF / group).is_dir() and group not in FILES:
-            raise SettingsError(unknown_key(group, typing.get_type_hints(Config)))
         if name == "null" and group in FILES:
             raise SettingsError(f"{override}, but {group} takes the name of a file of conf/{group}")
         if override.find("=") < 1:
@@ -48,6 +46,8 @@ def settings(run: str, overrides: list[str]) -> Config:
                 f"the setting {override!r} is neither group.key=value nor group=file; "
                 "lists and mappings are without spaces"
             )
+        if (CONF / group).is_dir() and group not in FILES:
+            raise SettingsError(unknown_key(group, typing.get_type_hints(Config)))
         if group.isupper() and group.lower() in FILES - {"corpus", "recipe", "run"}:
             raise SettingsError(f"{override}: groups are in lower case; set {group.lower()}={name}")
         if group == "SET":
