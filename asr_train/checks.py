@@ -51,6 +51,18 @@ def check_text(where: object, text: str) -> None:
             raise ValueError(f"{where} has the control character {char!r}; delete it there")
 
 
+def without_lone_marks(text: str) -> str:
+    """Drop marks that follow no letter: vowel signs stay, an emoji's variation selector goes."""
+    kept, last = [], ""
+    for char in text:
+        category = unicodedata.category(char)
+        if category[0] != "M" or last == "L":
+            kept.append(char)
+        if category[0] != "M" and category != "Cf":  # joiners may stand between
+            last = category[0]
+    return "".join(kept)
+
+
 def keep_inputs(output: str, *inputs: str | None) -> None:
     """Refuse an output that would replace one of the inputs, whatever the path of either.
 

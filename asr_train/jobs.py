@@ -208,7 +208,10 @@ def main(stage: Callable[..., str | None], usage: str) -> None:
     paths = sys.argv[1:]
     name = Path(sys.argv[0]).stem
     if not paths or paths[0] in ("-h", "--help"):
-        print(usage.strip())
+        try:
+            print(usage.strip(), flush=True)
+        except BrokenPipeError:
+            drop_output()
         sys.exit(0 if paths else 2)
     start = time.time()
     print_any_text()
@@ -230,6 +233,11 @@ def main(stage: Callable[..., str | None], usage: str) -> None:
         sys.exit(f"{name}: {without_make(why) if interrupt.WITHOUT_MAKE in os.environ else why}")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # only Python's own shutdown is left
+
+
+def drop_output() -> None:
+    """Send what is still to be printed to nowhere: whoever read it has enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_any_text() -> None:

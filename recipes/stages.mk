@@ -154,7 +154,8 @@ TARGETS := $(MANIFESTS) $(CHECKED) $W/lm/index.json $W/lang/index.json $(if $(BI
 RUN     ?= $(lastword $(MODELS))
 BUNDLE  ?= $W/bundle/$(notdir $(CURDIR))-$(RUN).tar
 LICENCE ?=
-export LICENCE
+unexport LICENCE
+export ASR_LICENCE := $(value LICENCE)# as it was given: a price may be in it
 OF_BUNDLE := $(if $(filter bundle,$(MAKECMDGOALS)),,$(firstword $(filter RUN LICENCE BUNDLE,$(GIVEN))))
 ifneq ($(OF_BUNDLE),)
 $(error $(OF_BUNDLE) is for `make bundle`$(if $(filter RUN,$(OF_BUNDLE)),; the networks to train are RUNS,$(comma) which makes \
@@ -189,6 +190,7 @@ $(if $(filter bundle,$(MAKECMDGOALS)),$(call one_word,BUNDLE,$(BUNDLE),name a fi
 ##                 STRIPES=processes per worker's network (model parallelism)
 table: $(CHECKED) $W/report/index.html
 	@cat $(EXCHANGE_TEXT) $W/tables/wer.txt; echo "report: $(abspath $W/report/index.html)"
+	@for f in $(SCORES); do [ -e $$f ] || { echo "$$f was deleted; to make it again, delete $W/tables and $W/report, too" >&2; break; }; done
 check: $(CHECKED)
 	@cat $<
 # A settings file named here would make the manifests look through it to `conf`, and lang/index.json would be looked

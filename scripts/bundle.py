@@ -3,8 +3,8 @@
 
 OUTPUT is a .tar or a folder with all that decoding and aligning need: MODEL (exp/RUN/model.json),
 the decoding graph and scales of TUNED (exp/RUN/tuned.json), lexicon, features, versions,
-WER lines and the licence of the data. The licence is the environment's LICENCE, else the paragraph
-of that name in README, the recipe's.
+WER lines and the licence of the data. The licence is the environment's ASR_LICENCE, else the
+paragraph of that name in README, the recipe's.
 """
 
 import asr_train.interrupt  # noqa: F401
@@ -64,7 +64,7 @@ def bundle(
     )
     made = {
         "wer": [wer_of(read_json(score)) for score in scores],
-        "data_licence": os.environ.get("LICENCE") or licence_of(Path(readme)),
+        "data_licence": os.environ.get("ASR_LICENCE") or licence_of(Path(readme)),
         "code_licence": "Apache-2.0",
         "versions": {
             **{"asr_train": version("asr-train"), "commit": commit()},

@@ -40,7 +40,8 @@ def status(plan: str, targets: Sequence[str], work: Path) -> str:
             )
         )
     lines = [f"{a:<7}  {b:>11}  {c:>9}  {d}" for a, b, c, d in rows]
-    return "\n".join([*lines, summary(states, command_of(work))])
+    rebuilds = any(os.path.abspath(target) in rebuilt for target in targets)
+    return "\n".join([*lines, summary(states, command_of(work), rebuilds)])
 
 
 def state_of(target: str, rebuilt: set[str]) -> str:
@@ -90,11 +91,20 @@ def _size(path: Path) -> int:
         return 0
 
 
-def summary(states: Sequence[str], command: str) -> str:
-    """Summarise as `7 done, 2 stale, 3 missing; next: make digits`."""
+def summary(states: Sequence[str], command: str, rebuilds: bool) -> str:
+    """Summarise as `7 done, 2 stale, 3 missing; next: make digits`.
+
+    Args:
+        rebuilds: whether that command would make anything.
+    """
     count = Counter(states)
     counts = ", ".join(f"{count[state]} {state}" for state in ("done", "stale", "missing"))
-    return f"{counts}; " + ("nothing to do" if count["done"] == len(states) else f"next: {command}")
+    if rebuilds:
+        return f"{counts}; next: {command}"
+    if count["done"] == len(states):
+        return f"{counts}; nothing to do"
+    why = "tables and report are there; to have the rest made again, delete these, too"
+    return f"{counts}; nothing to do: {why}"
 
 
 def command_of(work: Path) -> str:

@@ -125,6 +125,18 @@ def test_a_failing_stage_says_why_in_one_line():
 # --- a stage as make sees it --------------------------------------------------------------------
 
 
+def test_help_into_a_closed_pipe_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-c", "from asr_train.jobs import main; main(print, 'usage')", "--help"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def stage(code: str, **environment: str) -> subprocess.Popen:
     """Start a stage: `code` defines stage(output); the output is OUT, else named `out`."""
     return subprocess.Popen(

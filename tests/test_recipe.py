@@ -218,11 +218,12 @@ def test_a_bundle_hears_what_the_recipe_heard(recipe, finished, tmp_path, run):
     """Nearly: it normalises by recording, and the recipe by speaker."""
     paths = [tmp_path / name for name in ("a.tar", "b.tar", "folder")]
     for path in paths:
-        assert "%WER" in recipe.make("bundle", f"RUN={run}", f"BUNDLE={path}")
+        assert "%WER" in recipe.make("bundle", f"RUN={run}", f"BUNDLE={path}", 'LICENCE=$100, "x"')
     assert paths[0].read_bytes() == paths[1].read_bytes()
     recogniser = Recogniser.load(paths[0], confidences=False)
     with open_bundle(paths[0]) as one, open_bundle(paths[2]) as other:
         assert one.manifest == other.manifest
+        assert one.manifest["data_licence"] == '$100, "x"'
         assert (
             one.choice.acoustic_scale
             == read_json(finished / f"exp/{run}/tuned.json")["acoustic_scale"]

@@ -94,6 +94,10 @@ def test_a_missing_output_is_missing_even_if_make_would_not_build_it(recipe):
     (recipe / "plan").write_text("")
     rows = rows_of(run(recipe, "plan", *TARGETS))
     assert rows["work/exp/dnn/model.json"][0] == "missing"
+    last = run(recipe, "plan", *TARGETS).stdout.splitlines()[-1]
+    assert last.startswith(
+        "5 done, 0 stale, 2 missing; nothing to do: tables and report are there;"
+    )
 
 
 def test_an_output_counts_with_all_that_belongs_to_it(recipe):

@@ -51,18 +51,18 @@ def _load(recogniser: Recogniser, items: list[Item]) -> list[Spoken | str]:
     (item, *_) = items
     try:
         if item.interval is not None:
-            wave_N, _ = samples_of(item.audio, recogniser.sample_rate)
-            return [_part(recogniser, wave_N, item) for item in items]
+            wave_N, own_rate = samples_of(item.audio, recogniser.sample_rate)
+            return [_part(recogniser, wave_N, own_rate, item) for item in items]
         text = read_text(item.text)
         check_text(item.text, text)
-        features_TF, seconds, _ = recogniser.features(item.audio)
+        heard = recogniser.features(item.audio)
         check_whole(item.audio)
     except (ValueError, OSError) as error:
         return [str(error)] * len(items)
-    return [Spoken(item.name, item.speaker, text, features_TF, seconds)]
+    return [Spoken(item.name, item.speaker, text, *heard)]
 
 
-def _part(recogniser: Recogniser, wave_N: np.ndarray, item: Item) -> Spoken | str:
+def _part(recogniser: Recogniser, wave_N: np.ndarray, own_rate: int, item: Item) -> Spoken | str:
     assert item.interval is not None
     rate, whole = recogniser.sample_rate, len(wave_N) / recogniser.sample_rate
     if item.interval.end > whole + LATE_SECONDS:
@@ -73,7 +73,7 @@ def _part(recogniser: Recogniser, wave_N: np.ndarray, item: Item) -> Spoken | st
         features_TF, seconds, _ = recogniser.features(wave_N[first:last])
     except ValueError as error:
         return f"{item}: {error}"
-    return Spoken(str(item), item.speaker, item.interval.label, features_TF, seconds)
+    return Spoken(str(item), item.speaker, item.interval.label, features_TF, seconds, own_rate)
 
 
 def timed(item: Item, found: Alignment) -> dict[str, Timed]:

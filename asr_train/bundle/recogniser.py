@@ -82,12 +82,14 @@ class Alignment:
         seconds: of the recording.
         loglik_per_frame: mean log-likelihood per frame, in nats. If it is far below that of other
             recordings, the text is probably wrong.
+        rate: the recording's own, in Hz.
     """
 
     words: tuple[Span, ...]
     phones: tuple[Span, ...]
     seconds: float
     loglik_per_frame: float
+    rate: int
 
 
 class Recogniser:
@@ -254,8 +256,8 @@ class Recogniser:
             FileNotFoundError, AudioError: as in `transcribe`.
             AlignmentError: (a ValueError) with the reason.
         """
-        features_TF, seconds, _ = self.features(audio, rate, channel)
-        (found,) = self.align_features([Spoken(_name(audio), "", text, features_TF, seconds)])
+        heard = self.features(audio, rate, channel)
+        (found,) = self.align_features([Spoken(_name(audio), "", text, *heard)])
         if isinstance(found, AlignmentError):
             raise found
         return found
@@ -304,7 +306,9 @@ class Recogniser:
         return [
             AlignmentError(f"{one.name}: {outcome.reason}")
             if isinstance(outcome, Lost)
-            else self._times(words, outcome, one.seconds)
+            else AlignmentError(f"{one.name}: it is silent: all frames are equal; record it again")
+            if words and not np.ptp(one.features_TF, axis=0).any()
+            else self._times(words, outcome, one)
             for one, words, outcome in zip(spoken, texts, outcomes, strict=True)
         ]
 
@@ -317,8 +321,8 @@ class Recogniser:
             finally:
                 self._feats.clear()
 
-    def _times(self, words: list[str], outcome: Aligned, seconds: float) -> Alignment:
-        shift = self.shift_seconds
+    def _times(self, words: list[str], outcome: Aligned, one: "Spoken") -> Alignment:
+        shift, seconds = self.shift_seconds, one.seconds
 
         def spans(segments: list[tuple[str, float, float]]) -> tuple[Span, ...]:
             timed = (Span(s, start, round(end - start, 6)) for s, start, end in segments)
@@ -327,7 +331,7 @@ class Recogniser:
         word_spans = spans(words_in_seconds(words, outcome, shift))
         phone_spans = spans(phones_in_seconds(self._states, outcome, shift))
         loglik_per_frame = outcome.loglik / len(outcome.states_T)
-        return Alignment(word_spans, phone_spans, round(seconds, 6), loglik_per_frame)
+        return Alignment(word_spans, phone_spans, round(seconds, 6), loglik_per_frame, one.rate)
 
     def _pronouncing(self, words: set[str]) -> Lang:
         """Return the language with the pronunciations of further words, as far as known."""
@@ -356,7 +360,7 @@ class Spoken:
 
     Attributes:
         name: for messages.
-        features_TF: as by `Recogniser.features`.
+        features_TF, seconds, rate: as by `Recogniser.features`.
     """
 
     name: str
@@ -364,3 +368,4 @@ class Spoken:
     text: str
     features_TF: np.ndarray
     seconds: float
+    rate: int

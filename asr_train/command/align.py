@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from asr_train.command.main import complain, on_terminal
+from asr_train.command.main import complain, complain_of_rates, on_terminal
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"the output would replace {item.text}; name another folder")
     recogniser = Recogniser.load(options.bundle, confidences=False)
     words, phones, seconds = [], [], 0.0
+    low: dict[Path, int] = {}  # recordings and their rates
     left = Counter(item.name for item in items)
     aligned: dict[str, list[Any]] = {}  # the parts of recordings that others are still to come of
     for item, found in align_folder(recogniser, items, on_terminal("aligning")):
@@ -65,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
             words.append(spans["words"])
             phones.append(spans["phones"])
             seconds += found.seconds
+            if found.rate < recogniser.sample_rate:
+                low[item.audio] = found.rate
         if not left[item.name]:
             path = output / f"{item.name}.TextGrid"
             path.unlink(missing_ok=True)  # an earlier call's, of what was there then
@@ -76,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
                 problems.append(str(error))
     write_ctm(output / "words.ctm", words)
     write_ctm(output / "phones.ctm", phones)
+    complain_of_rates("align", low, recogniser.sample_rate, "times are less exact")
     speakers = len({item.speaker for item in items})
     guessed = sorted(recogniser.guessed)
     more = f"; pronounced by rule, in no dictionary: {few(guessed)}" if guessed else ""

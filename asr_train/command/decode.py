@@ -19,6 +19,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -27,7 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from asr_train.checks import keep_inputs, printable
-from asr_train.command.main import complain, on_terminal, prints_utf_8, standard_input, told_after
+from asr_train.command.main import (
+    complain,
+    complain_of_rates,
+    on_terminal,
+    prints_utf_8,
+    standard_input,
+    told_after,
+)
 
 Decoded = list[tuple[str, Any, str]]  # of each file: its name, transcript, and why there is none
 
@@ -89,7 +97,8 @@ def run(options: argparse.Namespace) -> int:
         found = dict(zip(heard, said, strict=True))
         return [(name, found.get(name), lost.get(name, "")) for name in files]
 
-    decoded, low = 0, []
+    decoded, low = 0, {}
+    earlier = not to_file or os.path.exists(options.output)  # an output that a part may not replace
     names = ids(options.files)
     speakers: dict[str, list[str]] = {}
     for file in names:  # once each
@@ -103,44 +112,44 @@ def run(options: argparse.Namespace) -> int:
                 open(scratch, "w", encoding="utf-8", errors="backslashreplace")
             )
         done = parallel_map(speaker, [*speakers.values()], on_terminal("decoding"))
-        for file, found, why in chain.from_iterable(_until_killed(done, [*speakers.values()])):
-            if found is None:
-                complain("decode", why)
-                continue
-            decoded += 1
-            if found.rate < recogniser.sample_rate:
-                low.append(f"{file} has {found.rate} Hz")
-            given = stream if file == "-" else file if os.path.isfile(file) else None
-            if given is not None and (lacking := missing_seconds(given)) > LEAST_SECONDS:
-                complain(
-                    "decode",
-                    f"{file} is cut off: {lacking:.2f} s of it are missing, by its header; the "
-                    "rest is decoded",
-                )
-            if found.unadapted:
-                complain(
-                    "decode",
-                    f"{file} is decoded without a transform of its speaker ({found.unadapted}), so "
-                    "expect more errors; give all recordings of a speaker in a folder of their "
-                    "own, with --speaker-folders",
-                )
-            if options.format == "text":
-                shown = f"{names[file]} {found.text}".rstrip() + "\n"
-            elif options.format == "ctm":
-                shown = _ctm(names[file], found, options.channel or 0)
-            else:
-                row = _row(names[file], file, found)
-                shown = json.dumps(row, ensure_ascii=not (to_file or prints_utf_8())) + "\n"
-            print(shown, end="", file=output, flush=True)
+        try:
+            for file, found, why in chain.from_iterable(_until_killed(done, [*speakers.values()])):
+                if found is None:
+                    complain("decode", why)
+                    continue
+                decoded += 1
+                if found.rate < recogniser.sample_rate:
+                    low[file] = found.rate
+                given = stream if file == "-" else file if os.path.isfile(file) else None
+                if given is not None and (lacking := missing_seconds(given)) > LEAST_SECONDS:
+                    complain(
+                        "decode",
+                        f"{file} is cut off: {lacking:.2f} s of it are missing, by its header; the "
+                        "rest is decoded",
+                    )
+                if found.unadapted:
+                    complain(
+                        "decode",
+                        f"{file} is decoded without a transform of its speaker "
+                        f"({found.unadapted}), so expect more errors; give all recordings of a "
+                        "speaker in a folder of their own, with --speaker-folders",
+                    )
+                if options.format == "text":
+                    shown = f"{names[file]} {found.text}".rstrip() + "\n"
+                elif options.format == "ctm":
+                    shown = _ctm(names[file], found, options.channel or 0)
+                else:
+                    row = _row(names[file], file, found)
+                    shown = json.dumps(row, ensure_ascii=not (to_file or prints_utf_8())) + "\n"
+                print(shown, end="", file=output, flush=True)
+        except KeyboardInterrupt:
+            if earlier or not decoded:
+                raise
+            complain("decode", f"interrupted; {options.output} has {decoded} of {len(names)} files")
+            return 128 + signal.SIGINT
         if not decoded:
             sys.exit(1)  # within the block, so that an earlier output is kept
-    if low:
-        more = f" (and {len(low) - 1} more)" if low[1:] else ""
-        complain(
-            "decode",
-            f"{low[0]}, below the model's {recogniser.sample_rate} Hz{more}: the upper bands are "
-            "empty, so expect more errors",
-        )
+    complain_of_rates("decode", low, recogniser.sample_rate, "expect more errors")
     return 1 if decoded < len(names) else 0
 
 

@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from asr_train import interrupt
-from asr_train.jobs import cause, print_any_text, without_make
+from asr_train.jobs import cause, drop_output, print_any_text, without_make
 from asr_train.places import ROOT
 
 COMMANDS = {
@@ -102,8 +102,8 @@ def _exit_code(name: str, work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print(f"asr-train {name}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # whoever read the output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        drop_output()
         return 1
     except AssertionError:
         raise  # a bug in this project
@@ -175,3 +175,16 @@ def prints_utf_8() -> bool:
 def complain(name: str, message: str) -> None:
     """Print a line about one file; the others go on."""
     print(f"asr-train {name}: {message}", file=sys.stderr)
+
+
+def complain_of_rates(name: str, low: Mapping[Any, int], rate: int, so: str) -> None:
+    """Print one line about all recordings whose own rates (of `low`, in Hz) are below `rate`."""
+    if not low:
+        return
+    file, own = next(iter(low.items()))
+    more = f" (and {len(low) - 1} more)" if len(low) > 1 else ""
+    complain(
+        name,
+        f"{file} has {own} Hz, below the model's {rate} Hz{more}: the upper bands are empty, so "
+        f"{so}",
+    )

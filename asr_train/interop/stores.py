@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from lhotse import MonoCut
 
-from asr_train.align.table import check_lost, write_alignments
+from asr_train.align.table import write_alignments
 from asr_train.align.viterbi import Aligned, Lost
+from asr_train.checks import few, too_many_lost
 from asr_train.data.features import Feats, Sums, folder_of, listed, write_h5, write_index
 from asr_train.data.intake import without_marks
 from asr_train.files import part, replacing, replacing_folder, write_json, write_jsonl
@@ -177,8 +178,13 @@ def import_ali(
         else:
             paths[key] = ids.path(where, ids_T, utterances[key].words.split())
     outcomes: list[Aligned | Lost] = [paths.get(u.id) or Lost(f"not in {archive}") for u in feats]
-    lost = [[u.id, o.reason] for u, o in zip(feats, outcomes, strict=True) if isinstance(o, Lost)]
-    check_lost(str(archive), lost, len(outcomes), MAX_LOST_SHARE)
+    lost = [u.id for u in feats if u.id not in paths]
+    if too_many_lost(len(lost), len(outcomes), MAX_LOST_SHARE):
+        raise ValueError(
+            f"{archive} has no alignment of {len(lost)} of {len(outcomes)} utterances "
+            f"({few(lost)}), more than {MAX_LOST_SHARE:.0%} of them; name the archive of this "
+            "split, align the rest in Kaldi, or leave these utterances out of its data folder"
+        )
     loops = about.get("self_loops")
     if loops is None:
         loops = self_loops([p.states_T for p in paths.values()], num_states).tolist()

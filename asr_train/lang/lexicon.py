@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from asr_train.checks import without_lone_marks
 from asr_train.files import read_lines
 from asr_train.lang import g2p
 from asr_train.lang.g2p import Pronunciation
@@ -204,7 +205,7 @@ def _letters(word: str) -> Pronunciation:
     """Return a word's letters, with vowel marks of some alphabets; none if it has digits."""
     if any(unicodedata.category(c)[0] == "N" for c in word):
         return ()
-    return tuple(c for c in word if unicodedata.category(c)[0] in "LM")
+    return tuple(c for c in without_lone_marks(word) if unicodedata.category(c)[0] in "LM")
 
 
 def _spelled(word: str, source: Source) -> list[Pronunciation]:

@@ -4,7 +4,7 @@ in    a reference text, or the words of a hypothesis
 out   words for `score.edits`; in references some are Marked as optional or as parts of words
 A name stands for one behaviour and is recorded in every score file: any change of a rule needs a
 new number in its name, because rates under two names are not comparable. `upper-1` changes only the
-case; `words-2` removes punctuation in any language, as in the last five lines below, writes sharp s
+case; `words-3` removes punctuation in any language, as in the last five lines below, writes sharp s
 as SS, and keeps accents and hesitations. `en-3` is for English, after NIST's scoring of 2003:
 
     upper case, sharp s as SS; accents off; curly apostrophes made straight
@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from asr_train.checks import without_lone_marks
 from asr_train.files import hash_of, read_lines
 from asr_train.schema import NormaliserKind, NormaliserSettings
 from asr_train.score.edits import Marked
@@ -72,13 +73,13 @@ class Normaliser:
 
 
 def words(text: str) -> list[str]:
-    """Apply `words-2`; see above.
+    """Apply `words-3`; see above.
 
     >>> words("One, one: twenty-one (o’clock).")
     ['ONE', 'ONE', 'TWENTY', 'ONE', "O'CLOCK"]
     """
     text = straight(unicodedata.normalize("NFC", _upper(text))).translate(_HYPHENS)
-    pieces = [piece for token in _tokens(text) for piece in token.split("-")]
+    pieces = [piece for token in _tokens(without_lone_marks(text)) for piece in token.split("-")]
     kept = ("".join(_kept(piece)).strip("'") for piece in pieces)
     return [word for word in kept if word]
 
@@ -171,7 +172,7 @@ def english(text: str) -> list[str]:
 PLAIN = Normaliser(NORMALISER, normalise)
 NORMALISERS = {
     NormaliserKind.plain: PLAIN,
-    NormaliserKind.words: Normaliser("words-2", words),
+    NormaliserKind.words: Normaliser("words-3", words),
     NormaliserKind.english: Normaliser(ENGLISH, english),
 }
 

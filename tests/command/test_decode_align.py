@@ -194,6 +194,32 @@ def test_files_before_a_killed_process_are_kept(corpus, tmp_path, capsys, monkey
     ]
 
 
+def test_files_before_ctrl_c_are_kept_unless_they_would_replace_others(
+    corpus, tmp_path, capsys, monkeypatch
+):
+    good = next(corpus.rglob("ben.flac"))
+    true = Recogniser.features
+
+    def features(self, audio, rate=None, channel=None):
+        if audio == "stop.wav":
+            raise KeyboardInterrupt
+        return true(self, audio, rate, channel)
+
+    monkeypatch.setattr(Recogniser, "features", features)
+    new, old = tmp_path / "new.txt", tmp_path / "old.txt"
+    old.write_text("all\n")
+    for out, files in ((new, [good, "stop.wav"]), (old, [good, "stop.wav"])):
+        assert run("decode", "digits", "--jobs", 1, "-o", out, *files) == 128 + signal.SIGINT
+    assert run("decode", "digits", "--jobs", 1, "-o", tmp_path / "no.txt", "stop.wav") == 130
+    assert new.read_text() == f"ben {TEXTS['ben']}\n"
+    assert old.read_text() == "all\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.txt", "old.txt"]
+    assert capsys.readouterr().err.splitlines() == [
+        f"asr-train decode: interrupted; {new} has 1 of 2 files",
+        *["asr-train decode: interrupted"] * 2,
+    ]
+
+
 @pytest.mark.parametrize("part", ["features", "transcribe_features"])
 def test_a_recording_too_large_for_memory_does_not_end_the_others(
     corpus, capsys, monkeypatch, part
@@ -535,6 +561,24 @@ def test_align_names_what_it_left_out(corpus, tmp_path, capsys):
     wanted += (r"null.txt has the control character '\x00'; delete it there",)
     assert all(part in said_.err for part in wanted)
     assert said_.err.count("\n") == 5
+
+
+def test_align_tells_of_low_rates_and_silence(corpus, tmp_path, capsys):
+    folder = tmp_path / "c"
+    folder.mkdir()
+    wave = said(TEXTS["ben"]).samples_T
+    low = resample(torch.from_numpy(wave), RATE, 8000).numpy()
+    for name, samples, rate in (("low", low, 8000), ("good", wave, RATE), ("none", wave * 0, RATE)):
+        soundfile.write(folder / f"{name}.wav", samples, rate)
+        (folder / f"{name}.txt").write_text(TEXTS["ben"])
+    assert run("align", "digits", folder) == 1
+    printed = capsys.readouterr()
+    assert "align: 2 of 3 recordings" in printed.out
+    assert printed.err.splitlines() == [
+        "asr-train align: none: it is silent: all frames are equal; record it again",
+        f"asr-train align: {folder}/low.wav has 8000 Hz, below the model's 16000 Hz: the upper "
+        "bands are empty, so times are less exact",
+    ]
 
 
 def test_align_says_if_there_is_nothing_to_align(tmp_path, capsys):

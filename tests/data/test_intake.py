@@ -149,7 +149,7 @@ def test_what_was_changed_in_transcripts_is_said_with_three_examples(folder):
         folder.add(f"ann-{i}", "ann", f"One, {'two ' * i}six.")
     (note,) = [note for note in folder.made().notes if "changed by" in note]
     assert note == (
-        "  4 of 6 transcripts of train changed by words-2 (corpus.folder.normaliser=words), for "
+        "  4 of 6 transcripts of train changed by words-3 (corpus.folder.normaliser=words), for "
         "example 'One, six.' is ONE SIX; 'One, two six.' is ONE TWO SIX; "
         "'One, two two six.' is ONE TWO TWO SIX"
     )

@@ -112,9 +112,9 @@ def test_letters_take_no_guesses():
 
 
 def test_letters_pronounce_any_word():
-    lexicon = Lexicon.from_settings(settings(source=LexiconSource.letters), ["AB", "B2"])
+    lexicon = Lexicon.from_settings(settings(source=LexiconSource.letters), ["AB", "B2", "❤️"])
     assert lexicon.prons == {"AB": (("A", "B"),)}
-    assert lexicon.missing == ("B2",)
+    assert lexicon.missing == ("B2", "❤️")
 
 
 def test_a_lexicon_file_has_variants_and_comments(tmp_path):
