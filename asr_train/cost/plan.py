@@ -172,6 +172,9 @@ def sending_shares(
 
     In the first parts of training (`phases`, of optim) some may have none. Those of sparse messages
     then send empty ones, which the log's means over all workers include.
+
+    Args:
+        workers: of rows that do not say it.
     """
     if not phases or not rows:
         return [1.0] * len(rows)
@@ -181,7 +184,8 @@ def sending_shares(
     for row in rows:
         now = row["epoch"] - 1 + (row["frames"] - ends.get(row["epoch"] - 1, 0)) / whole
         part: Mapping[str, Any] = next((p for p in phases if (before + now) / 2 < p["until"]), {})
-        shares.append(min(workers, part.get("workers") or workers) / workers)
+        there = row.get("workers", workers)
+        shares.append(min(there, part.get("workers") or there) / there)
         before = now
     return shares
 
@@ -198,8 +202,11 @@ def logged_messages(path: Path | str) -> tuple[MessageSize, ...]:
     try:
         run = read_json(about) if about.exists() else {"settings": {}}
         steps = [row for row in read_jsonl(path) if "sent_bits" in row]
-    except DamagedFileError as error:
-        raise ValueError(f"{path} is not the log.jsonl of a run: {error}") from error
+    except DamagedFileError as error:  # whose advice is for files of make, not for a user's
+        why = str(error).split("; ")[0]
+        raise ValueError(
+            f"{path} is not the log.jsonl of a run: {why}; name one that is"
+        ) from error
     method = Method[run["settings"]["comm"]["method"]] if run["settings"] else None
     phases = run["settings"].get("optim", {}).get("phases", [])
     shares = sending_shares(phases, run.get("workers", 1), steps)

@@ -10,6 +10,7 @@ files.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,11 @@ def exchange_table(
     """
     if not runs:
         raise ValueError("no network run to tabulate; name some in RUNS")
-    baseline = next((run for run in runs if run.about["workers"] == 1), runs[0])
+    baseline = next((run for run in runs if trained_by(run) == "1"), runs[0])
     rows: list[Row] = []
     for run in runs:
         ours = measured(run) | {"splits": _splits(run, baseline, settings)}
+        ours["trained_by"] = trained_by(run)
         rows.append({"label": run.run, "paper": {}, "ours": ours, "measured": True})
     splits = list(dict.fromkeys(s for row in rows for s in row["ours"]["splits"]))
     return {
@@ -95,7 +97,8 @@ def exchange_table(
 def measured(run: Trained) -> Row:
     """Summarise a run's log over all of its steps; None for unknown values.
 
-    Bytes are averages over workers. `staleness` is the number of steps that workers were ahead of
+    Bytes are averages over workers, also where a run was resumed by other numbers of them;
+    `workers` is the last number. `staleness` is the number of steps that workers were ahead of
     the slowest, None if they waited. `message_bytes` are messages with their headers, each counted
     once, however many receive it, as the papers do; per minibatch, over `sending_steps`, as a
     worker that has no minibatch sends nothing. `received_bytes` are all that arrives from others,
@@ -103,12 +106,16 @@ def measured(run: Trained) -> Row:
     """
     rows, steps = _counted(run)
     total = sum(steps)
-    sending = sum(share * n for share, n in zip(_sending(run, rows), steps, strict=True))
+    there = _workers(run)
+    mean_workers = sum(w * n for w, n in zip(there, steps, strict=True)) / total
+    worker_steps = [n * (w / mean_workers) for w, n in zip(there, steps, strict=True)]
+    sending = sum(share * n for share, n in zip(_sending(run, rows), worker_steps, strict=True))
 
-    def sums(key: str) -> float:
-        return sum(row[key] * n for row, n in zip(rows, steps, strict=True))
+    def sums(key: str, weights: Sequence[float] = steps) -> float:
+        return sum(row[key] * n for row, n in zip(rows, weights, strict=True))
 
-    message_bytes, elements = sums("sent_bits") / 8, sums("elements_sent")
+    message_bytes = sums("sent_bits", worker_steps) / 8
+    elements = sums("elements_sent", worker_steps)
     parameters = _parameters(rows)  # known if something was sent
     seconds = sums("step_seconds")
     dev = [row["dev_accuracy"] for row in run.log if "dev_accuracy" in row]
@@ -123,7 +130,12 @@ def measured(run: Trained) -> Row:
         "dev_accuracy": dev[-1] if dev else None,
         "message_bytes": message_bytes or None,
         "message_bytes_a_minibatch": message_bytes / sending or None,
-        **received(sums("received_bits") / 8, total, parameters, run.about["workers"]),
+        **_received(
+            sums("received_bits", worker_steps) / 8,
+            total,
+            sum(bf16_bytes(parameters, w) * n for w, n in zip(there, worker_steps, strict=True)),
+            mean_workers,
+        ),
         "compression_ratio": 4 * parameters * sending / message_bytes
         if parameters and message_bytes
         else None,
@@ -150,15 +162,28 @@ def _counted(run: Trained) -> tuple[list[Row], list[int]]:
     return rows, [row["step"] - last for row, last in zip(rows, before, strict=False)]
 
 
+def _workers(run: Trained) -> list[int]:
+    """Return the number of workers in each row of training steps; logs did not always say it."""
+    last: int = run.about["workers"]
+    return [row.get("workers", last) for row in run.log if "sent_bits" in row]
+
+
+def trained_by(run: Trained) -> str:
+    """Return the number of workers, of a run that others resumed as `4, then 2`."""
+    return ", then ".join(str(number) for number, _ in groupby(_workers(run)))
+
+
 def _sending(run: Trained, rows: Sequence[Row]) -> list[float]:
     """Return the share of workers whose messages a row's means are of; of others than sparse
-    messages, which are always sent: all.
+    messages, which are always sent: all, unless there was one worker for a part of the run.
     """
-    traffic = run.comm.method.traffic
-    if not traffic.is_sparse or traffic.in_groups:
-        return [1.0] * len(rows)
-    phases = run.about["settings"].get("optim", {}).get("phases", [])
-    return sending_shares(phases, run.about["workers"], rows)
+    there = _workers(run)
+    alone = [w == 1 < max(there) for w in there]
+    traffic, shares = run.comm.method.traffic, [1.0] * len(rows)
+    if traffic.is_sparse and not traffic.in_groups:
+        phases = run.about["settings"].get("optim", {}).get("phases", [])
+        shares = sending_shares(phases, run.about["workers"], rows)
+    return [0.0 if nobody else share for nobody, share in zip(alone, shares, strict=True)]
 
 
 def _parameters(rows: Iterable[Row]) -> int | None:
@@ -172,14 +197,22 @@ def ring_bytes(vector_bytes: float, workers: int) -> float:
     return 2 * (workers - 1) / workers * vector_bytes
 
 
-def received(received_bytes: float, steps: int, parameters: int | None, workers: int) -> Row:
-    """Return `RECEIVED`, of a worker's bytes in all steps; None where nothing arrived."""
+def bf16_bytes(parameters: int | None, workers: int) -> float:
+    """Return what each worker receives in a ring all-reduce of gradients in bf16."""
+    return ring_bytes(BF16_BYTES * (parameters or 0), workers)
+
+
+def _received(received_bytes: float, steps: int, in_bf16: float, workers: float) -> Row:
+    """Return `RECEIVED`, of a worker's bytes in all steps; None where nothing arrived.
+
+    Args:
+        in_bf16: bytes that a worker would receive by `bf16_bytes`, in all steps.
+    """
     if not received_bytes:
         return dict.fromkeys(RECEIVED)
-    assert parameters is not None
     numbers = (
         received_bytes / steps,
-        steps * ring_bytes(BF16_BYTES * parameters, workers) / received_bytes,
+        in_bf16 / received_bytes,
         workers * received_bytes,
         8 * received_bytes / 1e9 / 60,
     )
@@ -247,7 +280,7 @@ def cells(ours: Row, splits: Sequence[str], baseline: str) -> list[str]:
         found = ours["splits"].get(split)
         rates += [DASH] * 3 if found is None else _rate_cells(found, ours["run"] == baseline)
     numbers = (text(ours[key], spell) for key, spell in NUMBERS.values())
-    return [ours["run"], ours["method"], str(ours["workers"]), *rates, *numbers]
+    return [ours["run"], ours["method"], ours["trained_by"], *rates, *numbers]
 
 
 def _rate_cells(found: Row, is_baseline: bool) -> list[str]:

@@ -8,6 +8,7 @@ log.jsonl has a row every `optim.log_steps` steps, over the steps since the prev
     sent_bits, elements_sent, compression_ratio    per step and worker, on average: messages with
                             their headers, counted once for all receivers; the ratio is dense fp32
                             bits over these, null where nothing is sent
+    workers                 that trained
     received_bits           per step and worker, on average: what arrives from all others, padding,
                             lengths and everything else included; see `comm.exchange.Exchange`
     step_seconds, compute_seconds, exchange_seconds, wait_seconds    per step of the process that
@@ -184,6 +185,7 @@ def train_row(
         "elements_sent": sent.elements / steps / workers,
         "compression_ratio": dense_bits / sent.bits if sent.bits else None,
         "received_bits": sent.received_bits / steps / workers,
+        "workers": workers,
         **{name: round(total / steps, 6) for name, total in seconds.items()},
         "skipped": interval.skipped / workers,
         "overflows": sent.overflows,

@@ -95,6 +95,29 @@ def test_what_a_worker_receives_is_set_against_the_ring():
     assert ours["minutes_at_1_gbps"] == pytest.approx(60 * 8000 / 1e9 / 60)
 
 
+def test_a_run_resumed_by_other_workers_counts_each_part_with_its_own():
+    """50 steps of 4 workers, 10 of 2 and 40 of one, which sends nothing."""
+    log = [
+        row(50, 800, 20, 5000, workers=4, received_bits=2400),
+        row(60, 3200, 80, 6000, workers=2, received_bits=3200),
+        row(100, 0, 0, 7000, workers=1, received_bits=0),
+    ]
+    run = Trained("gtc", about({"method": "gtc", "gtc": GTC}, workers=1), log, [])
+    ours = exchange.measured(run)
+    messages, bits = 50 * 4 + 10 * 2, 50 * 4 * 800 + 10 * 2 * 3200
+    assert ours["message_bytes_a_minibatch"] == pytest.approx(bits / 8 / messages)
+    assert ours["compression_ratio"] == pytest.approx(32 * P * messages / bits)
+    received = 50 * 4 * 2400 + 10 * 2 * 3200
+    assert ours["received_bytes_all_workers"] == pytest.approx(received / 8)
+    assert ours["received_bytes_a_minibatch"] == pytest.approx(received / 8 / (messages + 40))
+    ring = 50 * 4 * 1.5 * 16 * P + 10 * 2 * 1.0 * 16 * P
+    assert ours["bf16_over_received"] == pytest.approx(ring / received)
+    one = Trained("sgd", about({"method": "sgd"}, workers=1), [row(60, 0, 0, 5000)], [])
+    table = exchange.exchange_table([run, one], build(ScoreSettings, SETTINGS), ABOUT)
+    assert [cells[2] for cells in exchange.text_rows(table)] == ["4, then 2, then 1", "1"]
+    assert table["baseline"] == "sgd"
+
+
 def test_shares_of_time_add_up_to_all_of_it():
     ours = exchange.measured(Trained("gtc", about({"method": "gtc", "gtc": GTC}), LOG, []))
     assert ours["shares"] == pytest.approx(

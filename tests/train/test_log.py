@@ -40,6 +40,7 @@ def test_a_row_has_means_a_frame_and_a_step():
         "elements_sent": 4.0,
         "compression_ratio": 2.5,  # 32 * 10 bits per step over 128
         "received_bits": 140.0,
+        "workers": 1,
         "step_seconds": 0.35,
         "compute_seconds": 0.2,
         "exchange_seconds": 0.1,
