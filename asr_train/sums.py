@@ -1,13 +1,15 @@
 """Statistics that add up, field by field."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Self
 
 
-@dataclass(frozen=True, slots=True)
 class Summed:
-    """A dataclass whose instances add up."""
+    """Base of a dataclass whose instances add up."""
+
+    __slots__ = ()
 
     def __add__(self, other: Self) -> Self:
-        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        names = [f.name for f in fields(self)]  # type: ignore[arg-type]
+        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
         return type(self)(*(own + more for own, more in pairs))

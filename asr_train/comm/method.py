@@ -277,7 +277,7 @@ class ExchangeMethod:
         before = 0
         for state in states:
             before += 1
-            sent.add(Sent(*state["sent"]))
+            sent += Sent(*state["sent"])
             for name, vector_P in state.get("owed", {}).items():
                 owed[name] = owed[name].add_(vector_P) if name in owed else vector_P.clone()
             for name, part in state.get("parts", {}).items():

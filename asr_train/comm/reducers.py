@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asr_train.comm.exchange import Exchange, hosted
 from asr_train.kernels import decode
+from asr_train.sums import Summed
 
 
 class Factor(NamedTuple):
@@ -122,7 +123,7 @@ def dense(update: Update) -> Tensor:
 
 
 @dataclass(slots=True)
-class Sent:
+class Sent(Summed):
     """What a worker sent to others, each message once, and what it received from them."""
 
     bits: int = 0  # headers included
@@ -130,11 +131,6 @@ class Sent:
     overflows: int = 0  # messages that had no room for all their elements
     received_bits: int = 0  # padding and lengths included
     weights: int = 0  # of `elements`, those of models
-
-    def add(self, other: "Sent") -> None:
-        """Count what another worker sent, too."""
-        for name, value in asdict(other).items():
-            setattr(self, name, getattr(self, name) + value)
 
     def rescaled(self, before: int, now: int) -> "Sent":
         """Return the sum for `now` workers of which each sent as much as `before` did on average.

@@ -242,12 +242,10 @@ class Controllers:
                     continue
                 before, most = state.progress.step, trial.num_steps - taken
                 rows = run_ahead(self.model, trial, state, lambda frames: None, most, rate)
-                for totals in (one for row in rows.values() for one in row):
-                    learned.add(totals.interval)
+                learned = sum((one.interval for row in rows.values() for one in row), learned)
                 taken += state.progress.step - before
             state.settle()
-            for counts in state.since_log.values():
-                learned.add(counts)
+            learned = sum(state.since_log.values(), learned)
             row = [float(learned.frames), float(learned.correct)]
             none = [[0.0, 0.0]] * (len(state.since_log) - 1)
             numbers = state.method.exchange.numbers([row, *none])

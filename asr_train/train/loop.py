@@ -193,7 +193,7 @@ def train(
             reading = min(totals.workers, max(feed.phase(each).workers for each in ends))
             for line in remarks(row, totals, num_parameters, run.comm.gtc, reading):
                 tell_once(line)
-            state.in_epoch.add(totals.interval)
+            state.in_epoch += totals.interval
 
         def about() -> dict[str, Any]:
             return {

@@ -33,6 +33,7 @@ from asr_train.comm.stripes import Stripes
 from asr_train.files import DamagedFileError
 from asr_train.model.store import load_tensors, save_tensors
 from asr_train.schema import OptimSettings
+from asr_train.sums import Summed
 from asr_train.train.batched import Batched
 from asr_train.train.captured import Captured
 from asr_train.train.objective import CROSS_ENTROPY, Objective
@@ -46,7 +47,7 @@ class NotFiniteError(ValueError):
 
 
 @dataclass(slots=True)
-class Interval:
+class Interval(Summed):
     """Sums over some steps, of one worker or of all; their means are what the log shows."""
 
     steps: int = 0
@@ -60,11 +61,6 @@ class Interval:
     compress_seconds: float = 0.0  # of the exchange
     transfer_seconds: float = 0.0  # of the exchange
     cpu_seconds: float = 0.0  # of all threads of the process, during the first three
-
-    def add(self, other: "Interval") -> None:
-        """Count the steps of another interval."""
-        for name, value in asdict(other).items():
-            setattr(self, name, getattr(self, name) + value)
 
     def mean_loss(self) -> float | None:
         """Return the loss per frame; None if all steps were skipped."""
@@ -355,9 +351,8 @@ class RunState:
             blocks.begin(self.method.replicas[0].weights_P)
         contents = map(saved.load, range(saved.workers))
         squares = self.method.load_resized((c["worker"] for c in contents), len(groups))
-        counted = Interval()
-        for content in map(saved.load, range(saved.workers)):
-            counted.add(Interval(**content["since_log"]))
+        contents = map(saved.load, range(saved.workers))
+        counted = sum((Interval(**c["since_log"]) for c in contents), Interval())
         counted.steps //= saved.workers
         for sums in (counted, self.in_epoch):  # means over the workers stay
             sums.skipped *= len(self.method.exchange) / saved.workers

@@ -43,9 +43,7 @@ def gathered(state: RunState, taken: Sequence[Totals] | None = None) -> Totals:
     found = everyone.plain([astuple(one) for one in taken])
     rows = [_restored(row) for row in (found if stripes is None else stripes.ordered(found))]
     lead = None if state.method.ahead is None else Staleness()
-    sent, here = Sent(), Interval()
-    for one in taken:
-        here.add(one.interval)
+    here = sum((one.interval for one in taken), Interval())
     here.steps //= len(exchange.local)
     first = rows[: len(exchange)]  # in the order of workers; further stripes have equal counts
     for name in ("skipped", "frames", "loss", "correct"):
@@ -53,7 +51,6 @@ def gathered(state: RunState, taken: Sequence[Totals] | None = None) -> Totals:
     for row in first:
         if lead is not None and row.lead is not None:
             lead.add(row.lead)
-    for row in rows:
-        sent.add(row.sent)
+    sent = sum((row.sent for row in rows), Sent())
     squares = sum(row.squares for row in rows)
     return Totals(len(exchange), here, sent, rows[0].threshold, squares, lead)

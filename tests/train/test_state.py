@@ -187,12 +187,8 @@ def test_large_numbers_are_finite_even_if_their_sum_is_not():
 
 
 def test_intervals_add_up():
-    total, parts = (
-        Interval(),
-        [Interval(steps=2, frames=10, loss=5.0), Interval(steps=1, skipped=1)],
-    )
-    for part in parts:
-        total.add(part)
+    parts = [Interval(steps=2, frames=10, loss=5.0), Interval(steps=1, skipped=1)]
+    total = sum(parts, Interval())
     assert total == Interval(steps=3, skipped=1, frames=10, loss=5.0)
     assert total.mean_loss() == 0.5
     assert parts[1].mean_loss() is None

@@ -517,8 +517,8 @@ def test_a_restored_run_stands_where_it_stood(tmp_path):
     before.skipped_in_row = [3, 1]
     before.in_epoch = Interval(9, 1, 700, 123.5, 600, 1.0, 2.0, 3.0, 4.0, 5.0)
     before.progress = Progress(1, 9, 27, 36, 1400, 1.25, 0.5, 99)
-    for worker, interval in before.since_log.items():
-        interval.add(Interval(frames=10 + worker, loss=5.5, correct=7))
+    for worker in before.since_log:
+        before.since_log[worker] += Interval(frames=10 + worker, loss=5.5, correct=7)
     before.schedule.end_epoch(1.25)
     assert after.restore(stored(before, tmp_path)) is None
     for name in ("skipped_in_row", "in_epoch", "progress", "since_log"):
