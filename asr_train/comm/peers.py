@@ -19,7 +19,7 @@ Knows nothing of time or transport. Plain SGD only: momentum would depend on the
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -69,24 +69,6 @@ class Thresholds:
             self._taus[step] = self.tau
             self._taus.pop(step - self.staleness - 2, None)
         return self._taus[step]
-
-
-@dataclass(slots=True)
-class Inbox:
-    """Which of one worker's numbered messages have arrived, in any order, possibly repeated."""
-
-    next: int = 0  # all before it have arrived
-    ahead: set[int] = field(default_factory=set)
-
-    def take(self, number: int) -> bool:
-        """Note that a message has arrived; return whether it is new."""
-        if number < self.next or number in self.ahead:
-            return False
-        self.ahead.add(number)
-        while self.next in self.ahead:
-            self.ahead.remove(self.next)
-            self.next += 1
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +148,6 @@ class Peer(Sender):
         super().__post_init__()
         self.staleness = self.thresholds.staleness
         self.base_step = 0
-        self._inboxes = [Inbox() for _ in range(self.workers)]
         self._open: dict[int, dict[int, Header]] = {}  # by step and worker
 
     def begin(self, step: int, weights_P: Tensor, rate: Rate) -> None:
@@ -177,7 +158,6 @@ class Peer(Sender):
         if step != self.number:  # the run was resumed, or a state put back
             assert not self._open
             self.ledger.forget()
-            self._inboxes = [Inbox(step) for _ in range(self.workers)]
             self.base_step = step
         assert self.base_step == step, "begin before a drain"
         self.ledger.begin(step, weights_P, rate)
@@ -193,7 +173,10 @@ class Peer(Sender):
     @property
     def number(self) -> int:
         """The next step: its own messages of all steps before have been received here."""
-        return self._inboxes[self.worker].next
+        step = self.base_step
+        while self._has(self.worker, step):
+            step += 1
+        return step
 
     @property
     def lead(self) -> int:
@@ -202,7 +185,12 @@ class Peer(Sender):
 
     def missing(self, step: int) -> list[int]:
         """Return the workers of which a message of the steps before this one is missing."""
-        return [worker for worker, inbox in enumerate(self._inboxes) if inbox.next < step]
+        steps = range(self.base_step, step)
+        return [w for w in range(self.workers) if not all(self._has(w, s) for s in steps)]
+
+    def _has(self, worker: int, step: int) -> bool:
+        """Return whether a worker's message of a step, from the base on, has arrived."""
+        return worker in self._open.get(step, ())
 
     def weights(self, out_P: Tensor) -> None:
         """Write the weights that its next step begins with, float32 [P]."""
@@ -239,7 +227,7 @@ class Peer(Sender):
             MessageError: if it has another threshold than the others of its step.
         """
         header = message.header
-        if not self._inboxes[header.worker].take(header.step):
+        if header.step < self.base_step or self._has(header.worker, header.step):
             return False
         headers = self._open.setdefault(header.step, {})
         tau = next(iter(headers.values()), header).tau

@@ -11,7 +11,7 @@ from small_methods import SIZE, random_gradient
 
 from asr_train.comm import codec
 from asr_train.comm.codec import Kind, MessageError
-from asr_train.comm.peers import Inbox, Message, Peer
+from asr_train.comm.peers import Message, Peer
 from asr_train.comm.reducers import Gradient
 from asr_train.kernels import threshold
 
@@ -31,15 +31,6 @@ def weights(peer: Peer) -> torch.Tensor:
     out_P = torch.empty(SIZE)
     peer.weights(out_P)
     return out_P
-
-
-@given(st.permutations(range(5)))
-def test_an_inbox_knows_up_to_where_all_are_there(order):
-    inbox, came = Inbox(), set()
-    for number in order:
-        assert inbox.take(number)
-        came.add(number)
-        assert inbox.next == next(n for n in range(6) if n not in came)
 
 
 @given(st.permutations(range(12)), st.lists(st.integers(0, 11), max_size=6))
