@@ -61,27 +61,12 @@ class Owner:
         if adagrad is not None:
             runs = [(block.matrix, block.size) for block in blocks]
             self.adagrad = Adagrad(adagrad, runs, device)
-        self._sigma: Tensor | None = None  # between `deviations` and `scaled`
 
     def smoothed(self, gradient: Tensor) -> Tensor:
         """Return the gradient after momentum."""
         if self.velocity is not None:
             self.velocity = gradient = torch.mul(self.velocity, self.momentum).add_(gradient)
         return gradient
-
-    def deviations(self, gradient: Tensor, frames: int, matrices: int) -> Tensor:
-        """Return the sums of sigma of AdaGrad after this gradient."""
-        assert self.adagrad is not None
-        self.adagrad.squares_P = self.adagrad.after(gradient, frames)
-        self._sigma = self.adagrad.squares_P.sqrt()
-        return self.adagrad.sums(self._sigma, matrices)
-
-    def scaled(self, gradient: Tensor, mean_M: Tensor) -> Tensor:
-        """Return the gradient after AdaGrad, once `deviations` was called."""
-        sigma, self._sigma = self._sigma, None
-        assert self.adagrad is not None
-        assert sigma is not None
-        return self.adagrad.scaled(gradient, sigma, mean_M)
 
     def quantised(self, step: Tensor) -> list[OneBit]:
         """Quantise a step; what is lost is the residual, if it keeps one."""
@@ -382,10 +367,12 @@ class OneBitSgd(Reducer):
     def _normalized(self, parts: dict[int, Tensor], sent: dict[int, Sent]) -> dict[int, Tensor]:
         """Return parts after AdaGrad; owners tell each other their sums of sigma by matrix."""
         sizes = [rows * width for _, rows, width in self.layout.matrices]
-        sums = [
-            owner.deviations(parts[w], self.frames, len(sizes)).view(torch.uint8)
-            for w, owner in self.owners.items()
-        ]
+        adagrads = {w: own.adagrad for w, own in self.owners.items() if own.adagrad is not None}
+        sigmas: dict[int, Tensor] = {}
+        for w, adagrad in adagrads.items():
+            adagrad.squares_P = adagrad.after(parts[w], self.frames)
+            sigmas[w] = adagrad.squares_P.sqrt()
+        sums = [a.sums(sigmas[w], len(sizes)).view(torch.uint8) for w, a in adagrads.items()]
         if not self.is_alone:
             sums = self.exchange.gather(sums, 8 * len(sizes))
             for worker in self.exchange.local:
@@ -395,7 +382,7 @@ class OneBitSgd(Reducer):
             sums_M += sum_B.clone().view(torch.float64)
         sizes_M = torch.tensor(sizes, dtype=torch.float64).to(sums_M.device, non_blocking=True)
         mean_M = means(sums_M, sizes_M, self._total)
-        return {w: owner.scaled(parts[w], mean_M) for w, owner in self.owners.items()}
+        return {w: a.scaled(parts[w], sigmas[w], mean_M) for w, a in adagrads.items()}
 
     def _gathered(self, steps: dict[int, Tensor], sent: dict[int, Sent]) -> Tensor:
         """Return the step of all, from owners who send theirs as they are."""
