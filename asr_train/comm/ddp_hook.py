@@ -11,9 +11,7 @@ ready. GTC's threshold is in units of a rank's own gradient.
 """
 
 import contextlib
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from typing import Any, cast
 
@@ -27,7 +25,6 @@ from asr_train.comm.bucket import shorten, slots
 from asr_train.comm.exchange import Exchange
 from asr_train.comm.gtc import Gtc
 from asr_train.comm.onebit import OneBitSgd
-from asr_train.comm.optimizer import Shape
 from asr_train.comm.processes import of_group
 from asr_train.comm.reducers import Gradient, Reducer, Sent, dense
 from asr_train.schema import GtcSettings, OneBitSettings
@@ -35,8 +32,8 @@ from asr_train.schema.comm import TIMEOUTS
 from asr_train.schema.limits import not_negative, positive, within
 
 
-class ReducerHook(ABC):
-    """The state of a hook on one rank; subclasses say how gradients are exchanged.
+class ReducerHook:
+    """The state of a hook on one rank; subclasses set the reducer that exchanges gradients.
 
     Args:
         model: the module that DDP wraps, on its device; only parameters that need a gradient count.
@@ -60,6 +57,8 @@ class ReducerHook(ABC):
             rank is not in the group.
     """
 
+    _reducer: Reducer
+
     def __init__(
         self,
         model: nn.Module,
@@ -77,22 +76,16 @@ class ReducerHook(ABC):
         self._place = {p: slot for slot, (_, p) in zip(table, named, strict=True)}
         self._grad_P = torch.zeros(size, device=device)
         self._group = process_group or dist.distributed_c10d._get_default_group()
-        self._processes = exchange = of_group(process_group, device, timeout_seconds)
-        (self._rank,), self._ranks = exchange.local, len(exchange)
+        self._processes = of_group(process_group, device, timeout_seconds)
+        (self._rank,), self._ranks = self._processes.local, len(self._processes)
         kind = type(self).__name__
         self._identity = f"{kind} of rank {self._rank} of {self._ranks}, {size} parameters"
         self._members = dist.get_process_group_ranks(self._group)
-        shapes = [slot.shape for slot in table]
-        self._shapes = [list(shape) for shape in shapes]
-        self._reducer = self._exchanging(exchange, shapes)
+        self._shapes = [list(slot.shape) for slot in table]
         self._start_iter, self._steps, self._max_norm = start_iter, 0, max_norm
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
         self.loss_scale = 1.0
         self.sent = Sent()
-
-    @abstractmethod
-    def _exchanging(self, exchange: Exchange, shapes: Sequence[Shape]) -> Reducer:
-        """Return the reducer for parameters of these shapes."""
 
     @staticmethod
     def hook(
@@ -260,21 +253,20 @@ class GtcHook(ReducerHook):
             on all ranks alike.
     """
 
-    def __init__(self, model: nn.Module, settings: GtcSettings, *given: Any, **named: Any) -> None:
-        self._settings = settings
-        super().__init__(model, *given, **named)
+    _reducer: Gtc
 
-    def _exchanging(self, exchange: Exchange, shapes: Sequence[Shape]) -> Reducer:
-        self._gtc = Gtc(exchange, sum(map(math.prod, shapes)), self._settings)
-        return self._gtc
+    def __init__(self, model: nn.Module, settings: GtcSettings, *given: Any, **named: Any) -> None:
+        super().__init__(model, *given, **named)
+        self._settings = settings
+        self._reducer = Gtc(self._processes, len(self._grad_P), settings)
 
     @property
     def threshold(self) -> float:
-        return self._gtc.tau
+        return self._reducer.tau
 
     @threshold.setter
     def threshold(self, tau: float) -> None:
-        self._gtc.tau = float(np.float32(replace(self._settings, threshold=tau).threshold))
+        self._reducer.tau = float(np.float32(replace(self._settings, threshold=tau).threshold))
 
 
 class OneBitHook(ReducerHook):
@@ -284,8 +276,8 @@ class OneBitHook(ReducerHook):
     more. Momentum is the script's own optimizer's, so it comes after that.
     """
 
-    def _exchanging(self, exchange: Exchange, shapes: Sequence[Shape]) -> Reducer:
+    def __init__(self, model: nn.Module, *given: Any, **named: Any) -> None:
+        super().__init__(model, *given, **named)
         settings = OneBitSettings(error_feedback=True, double_buffering=False)
-        reducer = OneBitSgd(exchange, sum(map(math.prod, shapes)), settings)
-        reducer.begin(shapes, momentum=0.0)
-        return reducer
+        self._reducer = reducer = OneBitSgd(self._processes, len(self._grad_P), settings)
+        reducer.begin([tuple(shape) for shape in self._shapes], momentum=0.0)
