@@ -84,6 +84,26 @@ class Plan:
         return self.seed, self.worker, self.workers, self.epoch
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How utterances become rows of a network's input.
+
+    Attributes:
+        left, right: frames needed before the first and after the last frame of interest; an
+            utterance's edges repeat its first and last frame.
+        stride: frames from one output to the next.
+        piece: outputs that are trained on at once; longer utterances are cut into equal pieces. 0:
+            each frame is a row of its own.
+        warm: outputs before a piece that only set up the network's state.
+    """
+
+    left: int
+    right: int
+    stride: int = 1
+    piece: int = 0
+    warm: int = 0
+
+
 class _Epoch:
     """One worker's samples of an epoch, in pools; nothing is read yet.
 
@@ -116,17 +136,6 @@ class _Epoch:
         return (list(itertools.islice(samples, last - first)) for first, last in pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Numbers of frames before and after each one that the network sees.
-
-    An utterance's edges repeat its first and last frame.
-    """
-
-    left: int
-    right: int
-
-
 class FramePools(_Epoch):
     """Yields Batches of single frames, each with its context window.
 
@@ -137,9 +146,9 @@ class FramePools(_Epoch):
     both. All of it follows from the index. Iterating again continues after the last batch.
     """
 
-    def __init__(self, shards: Shards, windows: Windows, plan: Plan) -> None:
+    def __init__(self, shards: Shards, cut: Cut, plan: Plan) -> None:
         super().__init__(shards, plan)
-        self._windows = windows
+        self._cut = cut
         self.num_frames = int(self._before[-1])  # in the whole epoch, of this worker
         self.num_batches = -(-self.num_frames // plan.minibatch_frames)
 
@@ -155,7 +164,7 @@ class FramePools(_Epoch):
         arrays = map(self._arrays, self._runs(firsts))  # keeps no samples, as a generator would
         with ReadAhead(arrays, plan.thread) as read:
             for first in firsts[:-1]:
-                pool = _Pool(read.next(), self._windows, self._generator(first), plan.device)
+                pool = _Pool(read.next(), self._cut, self._generator(first), plan.device)
                 while at < pool.num_frames:
                     missing = plan.minibatch_frames - sum(piece.frames for piece in held)
                     held.append(pool.gather(at, at + missing))
@@ -172,7 +181,7 @@ class FramePools(_Epoch):
             yield _joined(held)
 
     def _arrays(self, samples: Sequence[Sample]) -> "_Arrays":
-        left, right = self._windows.left, self._windows.right
+        left, right = self._cut.left, self._cut.right
         pieces = []
         for feats_TF in (sample.feats_TF for sample in samples):
             pieces += [feats_TF[:1].repeat(left, 0), feats_TF, feats_TF[-1:].repeat(right, 0)]
@@ -212,9 +221,9 @@ class _Pool:
     """Some utterances' frames in random order, with a view of each one's window."""
 
     def __init__(
-        self, arrays: _Arrays, windows: Windows, generator: torch.Generator, device: Device
+        self, arrays: _Arrays, cut: Cut, generator: torch.Generator, device: Device
     ) -> None:
-        window = windows.left + 1 + windows.right
+        window = cut.left + 1 + cut.right
         self.num_frames = len(arrays.ali_N)
         rows_RF = torch.from_numpy(arrays.rows_RF).to(device)
         self._windows_NTF = rows_RF.unfold(0, window, 1).transpose(1, 2)  # they overlap
@@ -238,24 +247,6 @@ def _joined(pieces: list[Batch]) -> Batch:
     feats, alis, masks = zip(*arrays, strict=True)
     frames = sum(piece.frames for piece in pieces)
     return Batch(torch.cat(feats), torch.cat(alis), torch.cat(masks), frames)
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How utterances become rows for a network that reads them from left to right.
-
-    Attributes:
-        left, right: frames needed before the first and after the last frame of interest.
-        stride: frames from one output to the next.
-        piece: outputs that are trained on at once; longer utterances are cut into equal pieces.
-        warm: outputs before a piece that only set up the network's state.
-    """
-
-    left: int
-    right: int
-    stride: int
-    piece: int
-    warm: int
 
 
 @dataclass(frozen=True, slots=True)

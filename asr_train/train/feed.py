@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from asr_train.comm.exchange import Exchange
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
-from asr_train.shards.batch import Batch, Cut, FramePools, Plan, Sequences, Windows
+from asr_train.shards.batch import Batch, Cut, FramePools, Plan, Sequences
 from asr_train.shards.reader import Shards
 from asr_train.train.state import RunState
 
 ROUNDED = 1e-6  # steps; shares of an epoch are rounded
 
 
-def seen_by(model: Model, whole: bool = False) -> Windows | Cut:
+def seen_by(model: Model, whole: bool = False) -> Cut:
     """Return what a network takes as input: single frames in their windows, or utterances.
 
     Args:
@@ -30,10 +30,8 @@ def seen_by(model: Model, whole: bool = False) -> Windows | Cut:
     """
     left, right = model.context_left, model.context_right
     if whole:
-        return Cut(left, right, stride=1, piece=sys.maxsize, warm=0)
-    if model.is_recurrent:
-        return Cut(left, right, model.stride, model.piece, model.warm)
-    return Windows(left, right)
+        return Cut(left, right, piece=sys.maxsize)
+    return Cut(left, right, model.stride, model.piece, model.warm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class Feed:
         self,
         shards: Shards,
         optim: OptimSettings,
-        seen: Windows | Cut,
+        seen: Cut,
         exchange: Exchange,
         epoch: int,
         parts: Iterable[tuple[float, float, int, int | None]] | None = None,
@@ -144,9 +142,8 @@ class Feed:
     def _reader(self, phase: Phase, worker: int) -> FramePools | Sequences:
         frames, workers = phase.minibatch_frames, phase.workers
         plan = replace(self._plan, minibatch_frames=frames, worker=worker, workers=workers)
-        if isinstance(self._seen, Cut):
-            return Sequences(phase.shards, self._seen, plan)
-        return FramePools(phase.shards, self._seen, plan)
+        kind = Sequences if self._seen.piece else FramePools
+        return kind(phase.shards, self._seen, plan)
 
 
 def when(state: RunState, feed: Feed, epoch_step: int) -> tuple[float, int]:

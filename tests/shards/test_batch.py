@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numbered import utterance
 
 import asr_train.shards.batch
-from asr_train.shards.batch import FramePools, Plan, Windows, context_padded
+from asr_train.shards.batch import Cut, FramePools, Plan, context_padded
 from asr_train.train.evaluate import side_by_side
 
 LENGTHS = (5, 9, 2, 7, 7, 1, 4, 3, 8, 6, 2, 5, 4)  # 63 frames
@@ -49,7 +49,7 @@ def pools(shards, **changes):
 
 def pools_of(data, **changes):
     chosen = {**SETTINGS, **changes}
-    windows = Windows(chosen.pop("context_left"), chosen.pop("context_right"))
+    windows = Cut(chosen.pop("context_left"), chosen.pop("context_right"))
     return FramePools(data, windows, Plan(**chosen))
 
 

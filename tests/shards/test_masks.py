@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asr_train.schema import SpecAugmentSettings
-from asr_train.shards.batch import Cut, FramePools, Plan, Sequences, Windows
+from asr_train.shards.batch import Cut, FramePools, Plan, Sequences
 from asr_train.shards.masks import masked
 from asr_train.shards.sample import Sample
 
@@ -76,7 +76,7 @@ def test_both_readers_give_masked_samples(shards, kind):
         pool_frames=12, minibatch_frames=4, seed=1, worker=0, workers=1, epoch=3, masks=masks
     )
     if kind == "pools":
-        reader = FramePools(opened, Windows(0, 0), plan)
+        reader = FramePools(opened, Cut(0, 0), plan)
     else:
         reader = Sequences(opened, Cut(0, 0, 1, 99, 0), plan)
     found = np.concatenate([batch.feats_BTF[batch.mask_BT].numpy() for batch in reader])

@@ -23,7 +23,7 @@ from asr_train.comm.optimizer import Momentum
 from asr_train.comm.reducers import Gradient
 from asr_train.model.store import build_model
 from asr_train.schema import SettingsError
-from asr_train.shards.batch import Windows
+from asr_train.shards.batch import Cut
 from asr_train.train import control, loop
 from asr_train.train import step as steps
 from asr_train.train.control import Controllers, RateAction, largest_harmless, rate_action
@@ -334,7 +334,7 @@ def test_what_is_put_back_is_what_was_held(splits, name):
     state = RunState.fresh(bucket, method, Schedule(replace(run.optim, momentum=0.5)))
 
     def steps(count: int, begin: int) -> list[torch.Tensor]:
-        feed = Feed(splits[0], run.optim, Windows(2, 1), exchange, 0)
+        feed = Feed(splits[0], run.optim, Cut(2, 1), exchange, 0)
         feed.start(begin)
         state.progress.step = begin
         for _ in range(count):

@@ -9,12 +9,12 @@ import torch
 
 from asr_train.comm.loopback import Loopback
 from asr_train.files import DamagedFileError
-from asr_train.shards.batch import Cut, Windows
+from asr_train.shards.batch import Cut
 from asr_train.shards.read_ahead import MOST_FRAMES, ReadAhead, reading_thread
 from asr_train.train.feed import Feed
 
 CPU = torch.device("cpu")
-SEEN = [Windows(2, 1), Cut(1, 1, 2, 8, 3)]
+SEEN = [Cut(2, 1), Cut(1, 1, 2, 8, 3)]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_model, load_tensors
-from asr_train.shards.batch import FramePools, Plan, Windows, context_padded
+from asr_train.shards.batch import Cut, FramePools, Plan, context_padded
 from asr_train.train import evaluate, identity, loop, objective, state
 from asr_train.train import step as steps
 from asr_train.train.schedule import Schedule
@@ -250,7 +250,7 @@ def taken(model, batch, run_state, momentum=0.5, max_norm=None) -> None:
 
 def minibatches(splits, count: int) -> list:
     plan = Plan(pool_frames=500, minibatch_frames=32, seed=0, worker=0, workers=1, epoch=0)
-    pools = FramePools(splits[0], Windows(2, 1), plan)
+    pools = FramePools(splits[0], Cut(2, 1), plan)
     return [batch for batch, _ in zip(pools, range(count), strict=False)]
 
 

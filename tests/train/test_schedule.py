@@ -4,7 +4,7 @@ import torch
 
 from asr_train.comm.loopback import Loopback
 from asr_train.schema import SettingsError
-from asr_train.shards.batch import Windows
+from asr_train.shards.batch import Cut
 from asr_train.train.feed import Feed
 from asr_train.train.schedule import Schedule, warning
 
@@ -181,7 +181,7 @@ def test_in_every_part_all_frames_come_once_and_only_some_workers_read(splits):
     optim, shards, workers = phased(FIRST, SECOND), splits[0], 3
 
     def feed():
-        return Feed(shards, optim, Windows(0, 0), Loopback(range(workers), CPU), 0)
+        return Feed(shards, optim, Cut(0, 0), Loopback(range(workers), CPU), 0)
 
     whole = feed()
     taken = [[whole.next(worker) for worker in range(workers)] for _ in range(whole.num_steps)]
@@ -213,7 +213,7 @@ def test_in_every_part_all_frames_come_once_and_only_some_workers_read(splits):
 
 def test_the_share_of_an_epoch_that_is_done_counts_frames_not_steps(splits):
     for optim, workers in ((phased(), 1), (phased(FIRST, SECOND), 3), (phased(FIRST), 1)):
-        feed = Feed(splits[0], optim, Windows(0, 0), Loopback(range(workers), CPU), 0)
+        feed = Feed(splits[0], optim, Cut(0, 0), Loopback(range(workers), CPU), 0)
         done, shares = 0, []
         for step in range(feed.num_steps):
             shares.append(feed.share(step))
@@ -229,7 +229,7 @@ def test_the_share_of_an_epoch_that_is_done_counts_frames_not_steps(splits):
 
 
 def test_fewer_workers_than_a_part_asks_for_read_all_of_it(splits):
-    feed = Feed(splits[0], phased(FIRST), Windows(0, 0), Loopback(range(1), CPU), 0)
+    feed = Feed(splits[0], phased(FIRST), Cut(0, 0), Loopback(range(1), CPU), 0)
     batches = [feed.next(0) for _ in range(feed.num_steps)]
     assert sum(batch.frames for batch in batches if batch is not None) == splits[0].num_frames
 

@@ -21,7 +21,7 @@ from asr_train.comm.loopback import Loopback
 from asr_train.comm.methods import build
 from asr_train.comm.optimizer import Momentum
 from asr_train.model.store import build_model, load_tensors
-from asr_train.shards.batch import Windows
+from asr_train.shards.batch import Cut
 from asr_train.train import identity, loop
 from asr_train.train import step as steps
 from asr_train.train.feed import Feed
@@ -550,7 +550,7 @@ def test_workers_that_share_a_model_share_its_memory(name, models):
 def test_every_worker_and_every_step_has_dropout_of_its_own(splits):
     state, run, model = fresh("allreduce", 2), settings(COMM["allreduce"]), model_of()
     state.bucket = Bucket(model)
-    feed = Feed(splits[0], run.optim, Windows(2, 1), Loopback(range(2), CPU), 0)
+    feed = Feed(splits[0], run.optim, Cut(2, 1), Loopback(range(2), CPU), 0)
     batch = feed.next(0)  # the same for all
 
     def learned(step, optim=run.optim):
@@ -567,7 +567,7 @@ def test_every_worker_and_every_step_has_dropout_of_its_own(splits):
 
 def test_a_step_that_one_worker_cannot_take_is_skipped_by_all(splits, capsys):
     state, run = fresh("gtc", 2), settings(COMM["gtc"])
-    feed = Feed(splits[0], run.optim, Windows(2, 1), Loopback(range(2), CPU), 0)
+    feed = Feed(splits[0], run.optim, Cut(2, 1), Loopback(range(2), CPU), 0)
     feed.start(0)
 
     def next_batch(worker):
