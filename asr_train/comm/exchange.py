@@ -175,13 +175,13 @@ class Exchange(Timed, ABC):
 
     def plain(self, rows: Sequence[Any]) -> list[Any]:
         """Gather plain data from each worker, as JSON."""
-        return [json.loads(found) for found in self._bytes([json.dumps(r).encode() for r in rows])]
+        contents = (np.frombuffer(json.dumps(row).encode(), np.uint8).copy() for row in rows)
+        found = self.gather([torch.from_numpy(each_B).to(self.device) for each_B in contents])
+        return [json.loads(bytes(message_B.cpu().numpy())) for message_B in found]
 
-    def broadcast(self, content: bytes | None) -> bytes:
-        """Return what the first member's process passes; the others pass None."""
-        is_first = self.members[0] in self.local
-        assert (content is not None) == is_first
-        return self._bytes([content or b"", *[b""] * (len(self.local) - 1)])[0]
+    def of_first(self, value: Any) -> Any:
+        """Return the plain data that the first member's process passes, on all of them."""
+        return self.plain([value] * len(self.local))[0]
 
     def check_same(self, checksums: Sequence[int], names: Sequence[str], what: str) -> None:
         """Check that all processes have the same checksums.
@@ -203,12 +203,6 @@ class Exchange(Timed, ABC):
     def _rows(self, rows_LK: Tensor) -> Tensor:
         """Gather numbers of any type, [local, K] to [members, K]."""
         return self._all(rows_LK.to(self.device).view(torch.uint8)).view(rows_LK.dtype)
-
-    def _bytes(self, contents: Sequence[bytes]) -> list[bytes]:
-        """Gather bytes from each worker."""
-        messages = [torch.from_numpy(np.frombuffer(c, np.uint8).copy()) for c in contents]
-        found = self.gather([message_B.to(self.device) for message_B in messages])
-        return [bytes(message_B.cpu().numpy()) for message_B in found]
 
     def _padded(self, messages: Sequence[Tensor], size: int) -> Tensor:
         rows_LB = torch.zeros(len(messages), size, dtype=torch.uint8, device=self.device)

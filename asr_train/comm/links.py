@@ -176,8 +176,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 def connected(exchange: Exchange, timeout_seconds: float) -> dict[int, socket.socket]:
     """Return connections to all other processes: the higher number connects, the lower accepts."""
     me, deadline = exchange.local[0], time.monotonic() + timeout_seconds
-    leads = me == exchange.members[0]
-    secret = exchange.broadcast(secrets.token_bytes(32) if leads else None)
+    secret = bytes.fromhex(exchange.of_first(secrets.token_hex(32)))
     found: dict[int, socket.socket] = {}
     launcher = os.environ.get("MASTER_ADDR", "127.0.0.1")
     address = _own_address(me, exchange.plain([_facing(launcher)]))

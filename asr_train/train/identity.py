@@ -99,8 +99,7 @@ def check_same_everywhere(
     if len(exchange.local) == len(exchange):
         return
     leads = exchange.members[0] in exchange.local
-    name = f".tmp.same-folder-{secrets.token_hex(8)}"
-    path = folder / exchange.broadcast(name.encode() if leads else None).decode()
+    path = folder / exchange.of_first(f".tmp.same-folder-{secrets.token_hex(8)}")
     if leads:
         folder.mkdir(parents=True, exist_ok=True)
         path.touch()

@@ -14,7 +14,6 @@ Files belong to workers, so it does not matter which processes host them.
 
 import contextlib
 import copy
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -430,7 +429,7 @@ class Checkpoints:
         index = self.folder / f"{stem}.json"
         stripe = 0 if self.stripes is None else self.stripes.index
         # Resumed by other workers, an epoch may end where it resumed; a kill must leave one of both
-        exists = self.exchange.plain([index.exists()] * len(self.exchange.local))[0]
+        exists = self.exchange.of_first(index.exists())
         own = stem + (".end" if exists else "") + (f".s{stripe:02d}" if stripe else "")
         listed = []
         for worker, content in contents:
@@ -462,9 +461,8 @@ class Checkpoints:
         if self._leads:
             self._remove_others()
         names = [path.name for path in self._newest_first()] if self._leads else []
-        content = self.exchange.broadcast(json.dumps(names).encode() if self._leads else None)
         damaged: list[tuple[Path, str]] = []
-        for name in json.loads(content):
+        for name in self.exchange.of_first(names):
             path = self.folder / name
             saved, reason = self._checked(path)
             reasons = self.exchange.plain([reason] * len(self.exchange.local))

@@ -52,8 +52,8 @@ def everything(exchange) -> dict:
                 )
             ],
             "numbers": e.numbers([[w, 1 / 3] for w in mine]),
-            "said": e.broadcast(b"abc" if e.members[0] in e.local else None),
-            "silence": e.broadcast(b"" if e.members[0] in e.local else None),
+            "said": e.of_first("abc" if e.members[0] in e.local else ""),
+            "silence": e.of_first(""),
         }
         e.barrier()
         return found
@@ -103,7 +103,7 @@ def test_one_process_gives_what_the_words_say():
         assert own == [(1 + worker) * [10 * w + worker] for w in range(5)]
     assert found["all"]["numbers"] == [[w, 1 / 3] for w in range(5)]
     assert found.keys() == {"all", (0, 1), (2, 3), (4,)}
-    assert (found["all"]["said"], found["all"]["silence"]) == (b"abc", b"")
+    assert (found["all"]["said"], found["all"]["silence"]) == ("abc", "")
 
 
 def test_what_each_worker_receives_is_counted():
