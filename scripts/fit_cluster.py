@@ -42,20 +42,21 @@ def run(name: str, folder: str) -> None:
     null = calibrate.null_model(case)
     bare = calibrate.Fit(case.plain, calibrate.predicted(case, cluster, case.plain), ())
     no_fabric = fits[0].constants | {"fabric_gbit_per_s": case.plain["fabric_gbit_per_s"]}
+    doubts = calibrate.strom_contradictions() if name == "strom2015" else {}
     more: dict[str, Any] = {
-        "fits": [fit_of(case, found) for found in fits],
-        "one_constant": fit_of(case, null),
-        "contradictions": calibrate.strom_contradictions() if name == "strom2015" else {},
+        "fits": [fit_of(case, found, doubts) for found in fits],
+        "one_constant": fit_of(case, null, doubts),
+        "contradictions": doubts,
         "aim": AIM,
         "cluster": CLUSTERS[name],
-        "published_hardware_alone": fit_of(case, bare),
+        "published_hardware_alone": fit_of(case, bare, doubts),
         "without_fabric": {
             "constants": no_fabric,
             "simulated": calibrate.predicted(case, cluster, no_fabric),
         },
     }
     if late is not None:
-        more["one_step_late"] = fit_of(late, calibrate.fit(late, cluster, late.fit_on))
+        more["one_step_late"] = fit_of(late, calibrate.fit(late, cluster, late.fit_on), doubts)
     more["seconds"] = round(time.perf_counter() - began, 1)
     about = {
         "date": time.strftime("%Y-%m-%d"),
@@ -82,13 +83,9 @@ def run(name: str, folder: str) -> None:
     print((target / "speed.md").read_text())
 
 
-def fit_of(case: calibrate.Case, found: calibrate.Fit) -> dict[str, Any]:
+def fit_of(case: calibrate.Case, found: calibrate.Fit, doubts: dict[str, str]) -> dict[str, Any]:
     errors = found.errors(case.rows)
-    sure = {
-        row.label: errors[row.label]
-        for row in case.rows
-        if row.label in errors and row.doubt is None
-    }
+    sure = {label: error for label, error in errors.items() if label not in doubts}
     return {
         "fitted_on": list(found.fit_on),
         "constants": found.constants,

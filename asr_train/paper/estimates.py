@@ -174,7 +174,6 @@ def striped_case(paper: Printed) -> calibrate.Case:
                     )
                 )
     return calibrate.Case(
-        name=ICASSP,
         rows=tuple(rows),
         start={"lambda_conn": 2.0},
         fit_on=("K20X end-to-end, 2 GPUs",),
