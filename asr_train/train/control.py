@@ -20,6 +20,7 @@ from typing import Any
 
 from asr_train.model.store import Model
 from asr_train.schema import AutoMinibatchSettings, AutoRateSettings
+from asr_train.schema.optim import Part
 from asr_train.shards.reader import Shards
 from asr_train.train.async_steps import run_ahead
 from asr_train.train.evaluate import evaluate
@@ -82,20 +83,20 @@ class Controllers:
     tell: Callable[[str], None]
     thread: Executor | None = None
 
-    def feed(self) -> Feed:
-        """Return the minibatches of the current epoch, with the sizes chosen so far."""
-        epoch = self.state.progress.epoch
-        return self._feed_of(list(self.state.optim.parts(epoch, self.state.control.minibatches)))
+    def feed(self, part: Part | None = None) -> Feed:
+        """Return the minibatches of the current epoch, with the sizes chosen so far.
 
-    def _feed_of(self, parts: list[tuple[float, float, int, int | None]]) -> Feed:
-        state = self.state
+        Args:
+            part: of the epoch, as `optim.parts` gives it; None: all of it.
+        """
+        state, epoch = self.state, self.state.progress.epoch
         return Feed(
             self.train_shards,
             state.optim,
             seen_by(self.model, state.objective.whole),
             state.method.exchange,
-            state.progress.epoch,
-            parts,
+            epoch,
+            [part] if part else state.optim.parts(epoch, state.control.minibatches),
             state.method.halves,
             self.thread,
         )
@@ -220,9 +221,7 @@ class Controllers:
         asked = {max(auto.least, round(factor * current)) for factor in auto.factors}
         return sorted({size for size in asked if size <= limit} | {current})
 
-    def _tried(
-        self, part: tuple[float, float, int, int | None], rate: tuple[float, int]
-    ) -> float | None:
+    def _tried(self, part: Part, rate: tuple[float, int]) -> float | None:
         """Train on a part of the epoch; return training frame accuracy, and put all back.
 
         Updates are not late meanwhile (Seide et al., 2014, 1-bit, table 3: "no DB for minibatch
@@ -230,7 +229,7 @@ class Controllers:
         """
         state, learned = self.state, Interval()
         with state.roll_back_after(), state.method.undelayed():
-            trial = self._feed_of([part])
+            trial = self.feed(part)
             state.since_log = {worker: Interval() for worker in state.since_log}
             taken = 0
             while taken < trial.num_steps:

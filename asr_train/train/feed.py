@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from asr_train.comm.exchange import Exchange
 from asr_train.model.store import Model
 from asr_train.schema import OptimSettings
+from asr_train.schema.optim import Part
 from asr_train.shards.batch import Batch, Cut, FramePools, Plan, Sequences
 from asr_train.shards.reader import Shards
 from asr_train.train.state import RunState
@@ -67,7 +68,7 @@ class Feed:
         seen: Cut,
         exchange: Exchange,
         epoch: int,
-        parts: Iterable[tuple[float, float, int, int | None]] | None = None,
+        parts: Iterable[Part] | None = None,
         halves: int = 1,
         thread: Executor | None = None,
     ) -> None:
