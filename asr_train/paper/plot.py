@@ -239,18 +239,15 @@ def _passes(row: JsonRow) -> list[float]:
     return [wer for key, wer in row["paper"].items() if key.startswith("pass_")]
 
 
-def scatter(
-    groups: Mapping[str, Sequence[tuple[float, float]]],
-    path: Path,
-    *,
-    xlabel: str,
-    ylabel: str,
-    title: str = "",
-) -> None:
+Points = Sequence[tuple[float, float]]
+
+
+def scatter(groups: Mapping[str, Points], path: Path, **labels: str) -> None:
     """Write a PNG with logarithmic axes, and a line where both are equal.
 
     Args:
         groups: (x, y) by label; `MARKERS` has some labels' own markers.
+        labels: xlabel, ylabel and perhaps title, as `Axes.set` takes them.
     """
     figure = Figure(figsize=(6, 5))
     axes = figure.subplots()
@@ -260,7 +257,7 @@ def scatter(
     for label, points in groups.items():
         if points:
             axes.plot(*zip(*points, strict=True), MARKERS.get(label, "o"), label=label)
-    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.set(xscale="log", yscale="log", **labels)
     axes.title.set_wrap(True)
     axes.legend()
     figure.tight_layout()
