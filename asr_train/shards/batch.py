@@ -250,14 +250,14 @@ def _joined(pieces: list[Batch]) -> Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
     """A row: outputs `first` to `last` of a pool's sample, read from frame `phase` on."""
 
     sample: int
     phase: int
     first: int
     last: int
-    warm: int  # outputs before `first`
+    warm: int = 0  # outputs before `first`
 
     @property
     def frames(self) -> int:
@@ -304,14 +304,14 @@ class Sequences(_Epoch):
                 run = read.next()
                 for batch in batches[skipped:]:
                     self._next += 1
-                    yield self._batch(batch, run)
+                    yield stacked(batch, run, self._cut, self.plan.device)
                     read.begin()  # not sooner: other workers' first pools are needed first
                 skipped = 0
                 del run  # before the next pool is read: its lattices may take a gigabyte
 
     def _cut_pool(
         self, frames_N: npt.NDArray[np.int64], positions_N: npt.NDArray[np.int64], first: int
-    ) -> list[list[_Piece]]:
+    ) -> list[list[Piece]]:
         """Return the minibatches of a pool, in order."""
         seed, worker, _, epoch = self.plan.order
         turns = (epoch + positions_N).tolist()
@@ -332,28 +332,29 @@ class Sequences(_Epoch):
         batches = [pieces[a:b] for a, b in itertools.pairwise(cuts)]
         return [batches[at] for at in np.argsort(bits.random_raw(len(batches)), kind="stable")]
 
-    def _batch(self, pieces: list[_Piece], samples: Sequence[Sample]) -> Batch:
-        cut, columns = self._cut, max(piece.columns for piece in pieces)
-        rows = cut.left + (columns - 1) * cut.stride + 1 + cut.right
-        times_R = np.arange(rows) - cut.left
-        num_mels = samples[pieces[0].sample].feats_TF.shape[1]
-        feats_BTF = np.empty((len(pieces), rows, num_mels), np.float32)
-        ali_BT = np.zeros((len(pieces), columns), np.int64)
-        mask_BT = np.zeros((len(pieces), columns), bool)
-        for b, piece in enumerate(pieces):
-            sample = samples[piece.sample]
-            start = piece.phase + (piece.first - piece.warm) * cut.stride
-            # The edges repeat the first and the last frame
-            feats_BTF[b] = sample.feats_TF[np.clip(start + times_R, 0, len(sample.ali_T) - 1)]
-            states = sample.ali_T[piece.phase :: cut.stride][piece.first : piece.last]
-            ali_BT[b, piece.warm : piece.columns] = states
-            mask_BT[b, piece.warm : piece.columns] = True
-        read = [samples[piece.sample] for piece in pieces]
-        whole = all(p.frames == len(s.ali_T) for p, s in zip(pieces, read, strict=True))
-        device = self.plan.device
-        feats, ali, mask = (_sent(array, device) for array in (feats_BTF, ali_BT, mask_BT))
-        frames = sum(piece.frames for piece in pieces)
-        return Batch(feats, ali, mask, frames, lattices_of(read) if whole else None)
+
+def stacked(pieces: Sequence[Piece], samples: Sequence[Sample], cut: Cut, device: Device) -> Batch:
+    """Return pieces of samples as rows, padded to the longest by its last frame; see `Cut`."""
+    columns = max(piece.columns for piece in pieces)
+    rows = cut.left + (columns - 1) * cut.stride + 1 + cut.right
+    times_R = np.arange(rows) - cut.left
+    num_mels = samples[pieces[0].sample].feats_TF.shape[1]
+    feats_BTF = np.empty((len(pieces), rows, num_mels), np.float32)
+    ali_BT = np.zeros((len(pieces), columns), np.int64)
+    mask_BT = np.zeros((len(pieces), columns), bool)
+    for b, piece in enumerate(pieces):
+        sample = samples[piece.sample]
+        start = piece.phase + (piece.first - piece.warm) * cut.stride
+        # The edges repeat the first and the last frame
+        feats_BTF[b] = sample.feats_TF[np.clip(start + times_R, 0, len(sample.ali_T) - 1)]
+        states = sample.ali_T[piece.phase :: cut.stride][piece.first : piece.last]
+        ali_BT[b, piece.warm : piece.columns] = states
+        mask_BT[b, piece.warm : piece.columns] = True
+    read = [samples[piece.sample] for piece in pieces]
+    whole = all(p.frames == len(s.ali_T) for p, s in zip(pieces, read, strict=True))
+    feats, ali, mask = (_sent(array, device) for array in (feats_BTF, ali_BT, mask_BT))
+    frames = sum(piece.frames for piece in pieces)
+    return Batch(feats, ali, mask, frames, lattices_of(read) if whole else None)
 
 
 def _sent(array: npt.NDArray[Any], device: Device) -> torch.Tensor:
@@ -364,11 +365,11 @@ def _sent(array: npt.NDArray[Any], device: Device) -> torch.Tensor:
     return tensor.to(device)
 
 
-def _pieces(sample: int, frames: int, turn: int, cut: Cut) -> Iterator[_Piece]:
+def _pieces(sample: int, frames: int, turn: int, cut: Cut) -> Iterator[Piece]:
     """Yield an utterance's rows; `turn` selects the frame at which reading starts."""
     phase = turn % min(cut.stride, frames)
     outputs = -(-(frames - phase) // cut.stride)
     count = -(-outputs // cut.piece)
     ends = [outputs * n // count for n in range(count + 1)]
     for first, last in itertools.pairwise(ends):
-        yield _Piece(sample, phase, first, last, min(first, cut.warm))
+        yield Piece(sample, phase, first, last, min(first, cut.warm))

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from asr_train.comm.exchange import Exchange
 from asr_train.model.store import Model
-from asr_train.shards.batch import Batch, context_padded, lattices_of
+from asr_train.shards.batch import Batch, Cut, Piece, context_padded, stacked
 from asr_train.shards.reader import Shards
 from asr_train.shards.sample import Sample
 from asr_train.train.objective import CROSS_ENTROPY, Objective
@@ -84,14 +83,5 @@ def end_to_end(samples: list[Sample], left: int, right: int, device: torch.devic
 
 def side_by_side(samples: list[Sample], left: int, right: int, device: torch.device) -> Batch:
     """Put each utterance in a row, padded to the longest; edges repeat the first and last frame."""
-    lengths_B = torch.tensor([len(s.ali_T) for s in samples])
-    ali_BT = pad_sequence([torch.from_numpy(s.ali_T).long() for s in samples], batch_first=True)
-    longest = ali_BT.shape[1]
-    feats = [context_padded(s.feats_TF, left, right + longest - len(s.ali_T)) for s in samples]
-    return Batch(
-        torch.cat(feats).to(device),
-        ali_BT.to(device),
-        (torch.arange(longest) < lengths_B[:, None]).to(device),
-        int(lengths_B.sum()),
-        lattices_of(samples),
-    )
+    pieces = [Piece(n, phase=0, first=0, last=len(s.ali_T)) for n, s in enumerate(samples)]
+    return stacked(pieces, samples, Cut(left, right), device)
