@@ -31,9 +31,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from asr_train.cost.advice import NEAR, ORDER, Plan, PlanRequest, crossovers, fastest_with, plan
 from asr_train.cost.calibrate import strom_2015
-from asr_train.cost.cluster import ClusterSettings, read_cluster
+from asr_train.cost.cluster import read_cluster
 from asr_train.cost.papers import read_paper
 from asr_train.cost.plan import logged_parameters
 from asr_train.facts import Traffic
@@ -96,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
         "command": call(given),
         "machine": machine(),
     }
-    text = markdown(request, cluster, found, taus, given) + "\n" + made(about)
+    text = markdown(request, cluster.gpu.name, found, taus, given, about)
     write_text(folder / "plan.md", text)
     plot(found, folder / "plan.png", f"{given['model']} on {given['cluster']}: simulated")
     write_json(folder / "plan.json", content(request, found, taus) | {"given": given, **about})
@@ -263,42 +265,50 @@ def finite(nodes: float) -> float | None:
 
 def markdown(
     request: PlanRequest,
-    cluster: ClusterSettings,
+    gpu: str,
     found: Plan,
     taus: Mapping[float, float],
     given: Mapping[str, str],
+    about: Mapping[str, str],
 ) -> str:
-    best = found.advised
-    lines = [
-        f"# {request.workers} worker{'s' * (request.workers > 1)} of {given['cluster']}: simulated",
-        "",
-        f"{request.parameters / 1e6:.1f} M parameters, {request.minibatch_frames:,.0f} frames per "
-        "worker "
-        f"and step; one worker ({cluster.gpu.name}): {found.alone.frames_per_second:,.0f} "
-        f"frames/s. {sent(request)} Nothing here is measured.",
-        "",
-        f"**Advice: {best.method.name}**: {best.speed.frames_per_second:,.0f} frames/s, "
-        f"{times(best.speed.speedup)} times one worker, {spell_bytes(best.speed.node_bytes)} out "
-        f"of a node per step. Of the methods with {NEAR:.0%} of the highest frames/s, it stays "
-        "nearest to SGD with one large minibatch." + fewer_are_faster(found),
-        "",
-        "| method | collective | frames/s | speed-up | s per step | sent per worker and step | "
-        "out of a node per step |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for option in found.options:
-        method, speed = option.method, option.speed
-        name = f"**{method.name}**" if option is best else method.name
-        lines.append(
-            f"| {name} | {method.way.value} | {speed.frames_per_second:,.0f} | "
-            f"{times(speed.speedup)} | {speed.step_seconds:.4f} | "
-            f"{spell_bytes(speed.sent_bytes)} | {spell_bytes(speed.node_bytes)} |"
-        )
-    if request.workers > 1:
-        lines += left_out(request, found)
-        lines += ["", *curves(found), "", *optima(request, found), "", *regimes(found, taus), ""]
-        lines += accuracy()
-    return "\n".join(lines) + "\n"
+    """Return plan.md, as plan.md.j2 lays it out."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("asr_train.command", ""),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    filters = {"whole": "{:,.0f}".format, "bytes": spell_bytes, "times": times}
+    environment.filters |= filters | {"fastest_with": fastest_with}
+    planned_sizes = {1} | {option.method.group_size for option in found.options}
+    sizes = sorted(set(request.group_sizes) - planned_sizes)
+    paper = read_paper("ladkat2019")
+    printed, blocks = (
+        {(row[0], row[1]): f"{row[-1]:+g}" for row in paper[table]["rows"]}
+        for table in ("table_1_workers", "table_2_block_size")
+    )
+    return environment.get_template("plan.md.j2").render(
+        request=request,
+        gpu=gpu,
+        found=found,
+        best=found.advised,
+        near=f"{NEAR:.0%}",
+        sent=sent(request),
+        fewer=fewer_are_faster(found),
+        left_out=sizes if Traffic.bmuf_gtc in request.kinds else [],
+        counts=[speed.workers for speed in max(found.curves.values(), key=len)],
+        rates={
+            name: {speed.workers: speed.frames_per_second for speed in speeds}
+            for name, speeds in found.curves.items()
+        },
+        crossovers=crossovers(found.curves),
+        optima=optima(request, found) if found.optima else None,
+        taus=taus,
+        printed=printed,
+        blocks=blocks,
+        given=given,
+        about=about,
+    )
 
 
 def times(speedup: float) -> str:
@@ -313,18 +323,6 @@ def fewer_are_faster(found: Plan) -> str:
         return ""
     with_them = f"{most.workers} ({name}) reach" if most.workers > 1 else "one reaches"
     return f" **Fewer workers are faster**: {with_them} {most.frames_per_second:,.0f} frames/s."
-
-
-def left_out(request: PlanRequest, found: Plan) -> list[str]:
-    planned_sizes = {1} | {option.method.group_size for option in found.options}
-    sizes = sorted(set(request.group_sizes) - planned_sizes)
-    if not sizes or Traffic.bmuf_gtc not in request.kinds:
-        return []
-    return [
-        "",
-        f"Groups of {', '.join(map(str, sizes))} are left out: they do not divide "
-        f"{request.workers} workers into two or more.",
-    ]
 
 
 def sent(request: PlanRequest) -> str:
@@ -344,92 +342,25 @@ def sent(request: PlanRequest) -> str:
     return f"GTC sends {request.density:.2g} of the elements, {request.codec}."
 
 
-def curves(found: Plan) -> list[str]:
-    counts = [speed.workers for speed in max(found.curves.values(), key=len)]
-    lines = [
-        "## Crossovers",
-        "",
-        "Frames/s by number of workers. Of block and group sizes that are nearly as fast as the "
-        "fastest with all workers, each method has those nearest to SGD.",
-        "",
-        "| method | " + " | ".join(map(str, counts)) + " | fastest with |",
-        "|---|" + "---:|" * (len(counts) + 1),
-    ]
-    for name, speeds in found.curves.items():
-        by_count = {speed.workers: f"{speed.frames_per_second:,.0f}" for speed in speeds}
-        shown = " | ".join(by_count.get(count, "–") for count in counts)
-        lines.append(f"| {name} | {shown} | {fastest_with(speeds)} |")
-    changes = [f"from {workers} workers on {name}" for workers, name in crossovers(found.curves)]
-    return [*lines, "", f"Fastest of these: {'; '.join(changes)}."]
-
-
-def optima(request: PlanRequest, found: Plan) -> list[str]:
-    """Format K-hat, estimated in closed form: no jitter, no latency."""
+def optima(request: PlanRequest, found: Plan) -> dict[str, Any]:
+    """Return K-hat by method, estimated in closed form: no jitter, no latency."""
     names = [
         f"{k.value}, block {max(request.block_steps)}" if k.has_blocks else k.value
         for k in found.optima[0].nodes
     ]
     striped = found.optima[0].stripes is not None
-    names += ["stripes"] * striped
-    all_found = [k for one in found.optima for k in [*one.nodes.values(), one.stripes or 1.0]]
-    lines = [
-        "## K-hat: the useful number of workers",
-        "",
-        "For a minibatch of all workers: the number of workers among which it may be divided "
-        "before the exchange takes longer than computing (Seide et al., 2014: T_calc = T_comm with "
-        "half batches). With more workers, training is not faster"
-        + ("; stripes: GPUs that the layers may be cut over instead." if striped else ".")
-        + ' "any": an exchange that is always hidden.' * any(map(math.isinf, all_found)),
-        "",
-        "| frames, all workers | " + " | ".join(names) + " |",
-        "|---:|" + "---:|" * len(names),
+    rows = [
+        (one.frames, [*one.nodes.values(), *([] if one.stripes is None else [one.stripes])])
+        for one in found.optima
     ]
-    for one in found.optima:
-        values = [*one.nodes.values(), *([] if one.stripes is None else [one.stripes])]
-        shown = " | ".join(f"{k:,.1f}" if math.isfinite(k) else "any" for k in values)
-        lines.append(f"| {one.frames:,.0f} | {shown} |")
-    return lines
-
-
-def regimes(found: Plan, taus: Mapping[float, float]) -> list[str]:
-    lines = [
-        "## GTC by threshold",
-        "",
-        "Elements as in strom2015's table 3; gradients of another scale need another tau.",
-        "",
-        "| tau there | share sent | frames/s | sent per worker and step |",
-        "|---:|---:|---:|---:|",
-    ]
-    for tau, density in taus.items():
-        speed = found.densities[density]
-        lines.append(
-            f"| {tau:g} | {density:.2g} | {speed.frames_per_second:,.0f} | "
-            f"{spell_bytes(speed.sent_bytes)} |"
-        )
-    return lines
-
-
-def accuracy() -> list[str]:
-    """Format what speed does not show: the relative WER reductions that ladkat2019 printed."""
-    paper = read_paper("ladkat2019")
-    table_1 = {(row[0], row[1]): row[-1] for row in paper["table_1_workers"]["rows"]}
-    table_2 = {(row[0], row[1]): row[-1] for row in paper["table_2_block_size"]["rows"]}
-    names = {"GTC": "gtc", "BMUF": "bmuf, block 50", "BMUF_GTC": "bmuf_gtc, groups of 8, block 50"}
-    printed = "; ".join(f"{names[n]} {table_1[n, 128]:+g} %" for n in names)
-    blocks = ", ".join(f"{table_2['BMUF', b]:+g} % (block {b})" for b in (25, 50, 100, 200))
-    return [
-        "## Accuracy",
-        "",
-        "Relative WER reduction against one GPU, as ladkat2019 printed it for 128 GPUs "
-        f"(negative: worse): {printed}. BMUF by block: {blocks}.",
-    ]
-
-
-def made(about: Mapping[str, str]) -> str:
-    return (
-        f"Made {about['date']} at commit {about['commit']} on {about['machine']}: "
-        f"`{about['command']}`. The model and its constants: docs/cost.md.\n"
-    )
+    return {
+        "columns": names + ["stripes"] * striped,
+        "rows": [
+            (frames, [f"{k:,.1f}" if math.isfinite(k) else "any" for k in nodes])
+            for frames, nodes in rows
+        ],
+        "hidden": any(map(math.isinf, (k for _, nodes in rows for k in nodes))),
+    }
 
 
 def plot(found: Plan, path: Path, title: str) -> None:
