@@ -22,8 +22,6 @@ from asr_train.report.tables import cells, held_out, notes, percent_interval, sp
 
 Row = dict[str, Any]
 
-LISTED_LOST = 20
-
 
 @dataclass(frozen=True)
 class Work:
@@ -91,7 +89,8 @@ def build_page(
         lead=headline(table),
         made=made(table),
         work=work,
-        learning=_learning_lines(logs, [run for run in runs if run not in work.untrained]),
+        logs=logs,
+        silent=[run for run in runs if run not in {*work.untrained, *logs}],
         curves=list(curves),
         gmm=_shown_passes(work.passes),
         script=script,
@@ -185,60 +184,6 @@ def _shown_exchange(table: Row, runs: Sequence[str]) -> Row:
     }
 
 
-def _learning_lines(logs: Mapping[str, Sequence[Row]], runs: Sequence[str]) -> list[str]:
-    """Return each network's final numbers and decisions; name runs without a log."""
-    lines = [_learning_words(run, logs[run]) for run in logs]
-    lines += [line for run in logs for line in _decision_words(run, logs[run])]
-    silent = [run for run in runs if run not in logs]
-    if silent:
-        verb = "keeps" if len(silent) == 1 else "keep"
-        lines.append(f"{', '.join(silent)} {verb} no training log of steps.")
-    return lines or ["No network was trained."]
-
-
-def _learning_words(run: str, rows: Sequence[Row]) -> str:
-    train = [row for row in rows if "frames" in row]
-    dev = [row for row in rows if "dev_loss" in row]
-    if not train:
-        return f"{run}: its log is still empty."
-    text = f"{run}: {train[-1]['step']:,} steps, {train[-1]['frames'] / 1e6:.2f} million frames"
-    if not dev:
-        return f"{text}; its log has no dev loss yet."
-    why = dev[-1].get("diverged")
-    diverged = (
-        f", then it diverged ({why}) and was tested with its last sound checkpoint, or as it began"
-        if why is not None
-        else ""
-    )
-    return (
-        f"{text}, {len(dev)} epochs; dev loss {dev[0]['dev_loss']:.3f} to "
-        f"{dev[-1]['dev_loss']:.3f} per frame, dev frame accuracy "
-        f"{100 * dev[0]['dev_accuracy']:.1f} to {100 * dev[-1]['dev_accuracy']:.1f} %{diverged}."
-    )
-
-
-def _decision_words(run: str, rows: Sequence[Row]) -> list[str]:
-    """Return a line per controller (optim.auto_minibatch, auto_rate) with its decisions."""
-    sizes, rates = (
-        [row for row in rows if row.get("decision") == kind] for kind in ("minibatch", "rate")
-    )
-    lines = []
-    if sizes:
-        shown = ", ".join(f"{row['minibatch_frames']:,} (step {row['step']:,})" for row in sizes)
-        before = sizes[0]["minibatch_frames_before"]
-        lines.append(
-            f"{run}: minibatch size by trial, frames per worker: {before:,}, then {shown}."
-        )
-    if rates:
-        shown = ", ".join(
-            f"{row['action']} (step {row['step']:,}, {100 * row['held_out_accuracy']:.1f} %, "
-            f"{row['new_rate']:g})"
-            for row in rates
-        )
-        lines.append(f"{run}: rate by held-out frame accuracy, and the rate from then on: {shown}.")
-    return lines
-
-
 ALIGNED: dict[str, Callable[[Row], str]] = {  # heading -> text of a report
     "model": lambda ali: ali["model"],
     "split": lambda ali: ali["split"],
@@ -311,22 +256,9 @@ def _shown_alignments(alignments: Sequence[Row], networks: Sequence[str]) -> Row
         "columns": columns,
         "rows": rows,
         "notes": alignment_notes(alignments),
-        "lost": [_lost(ali) for ali in alignments if ali["lost"]],
+        "lost": [ali for ali in alignments if ali["lost"]],
         "model": model,
         "picture": None if example is None else pictures.draw_utterance(model, split, example),
-    }
-
-
-def _lost(ali: Row) -> Row:
-    lost = ali["lost"]
-    more = len(lost) - LISTED_LOST
-    return {
-        "model": ali["model"],
-        "split": ali["split"],
-        "count": f"{len(lost):,}",
-        "percent": f"{100 * len(lost) / (ali['utterances'] or 1):.1f}",
-        "rows": lost[:LISTED_LOST],
-        "more": f"{more:,}" if more > 0 else "",
     }
 
 
