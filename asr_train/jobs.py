@@ -102,36 +102,32 @@ def parallel_map(
         Whatever `function` raised, for the first item that failed.
     """
     jobs = min(num_jobs(), len(items))
-    if jobs <= 1 or _in_worker:  # whose memory holds another call's function
+    if jobs <= 1 or _work is not None:
         yield from progress(map(function, items), what, len(items))
         return
-    global _function, _items
-    _function, _items = function, items
-    try:
-        context = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(jobs, context, _start_worker, (os.getpid(),)) as pool:
-            try:
-                with _ctrl_c_later():
-                    pending: deque[Future[Result]] = deque(
-                        pool.submit(_call, i) for i in range(len(items))
-                    )
-                # Popped: a future keeps its result, and all of them may not fit into memory
-                results = (pending.popleft().result() for _ in range(len(items)))
-                yield from progress(results, what, len(items))
-            except BrokenProcessPool as error:
-                fewer = f"JOBS={jobs - 1}{' or fewer' if jobs > 2 else ''}"
-                raise ChildProcessError(
-                    f"{what + ': ' if what else ''}a worker process was killed (out of memory?); "
-                    f"try again with {fewer}"
-                ) from error
-            except KeyboardInterrupt:
-                for worker in multiprocessing.active_children():
-                    worker.kill()
-                raise
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
-    finally:
-        _function = _items = None
+    context = multiprocessing.get_context("fork")
+    inherited = os.getpid(), function, items  # not pickled: closures cannot be
+    with ProcessPoolExecutor(jobs, context, _start_worker, inherited) as pool:
+        try:
+            with _ctrl_c_later():
+                pending: deque[Future[Result]] = deque(
+                    pool.submit(_call, i) for i in range(len(items))
+                )
+            # Popped: a future keeps its result, and all of them may not fit into memory
+            results = (pending.popleft().result() for _ in range(len(items)))
+            yield from progress(results, what, len(items))
+        except BrokenProcessPool as error:
+            fewer = f"JOBS={jobs - 1}{' or fewer' if jobs > 2 else ''}"
+            raise ChildProcessError(
+                f"{what + ': ' if what else ''}a worker process was killed (out of memory?); "
+                f"try again with {fewer}"
+            ) from error
+        except KeyboardInterrupt:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def map_in_chunks(
@@ -150,9 +146,7 @@ def map_evenly(
     return map_in_chunks(function, items, max(1, -(-len(items) // TASKS)), what)
 
 
-_function: Any = None  # inherited by forked workers: closures cannot be pickled
-_items: Any = None
-_in_worker = False
+_work: tuple[Callable[[Any], Any], Sequence[Any]] | None = None  # of a worker: function and items
 
 
 @contextmanager
@@ -174,9 +168,9 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _start_worker(parent: int) -> None:
-    global _in_worker
-    _in_worker = True
+def _start_worker(parent: int, function: Callable[[Item], Result], items: Sequence[Item]) -> None:
+    global _work
+    _work = function, items
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     if os.getppid() != parent:  # it died before the call
@@ -184,8 +178,10 @@ def _start_worker(parent: int) -> None:
 
 
 def _call(i: int) -> Any:
+    assert _work is not None
+    function, items = _work
     try:
-        return _function(_items[i])
+        return function(items[i])
     except Exception as error:
         try:
             copy.copy(error)  # rebuilt from its arguments, as by pickle
