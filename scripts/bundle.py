@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from asr_train.bundle.store import Contents, System, write_bundle
+from asr_train.bundle.store import System, write_bundle
 from asr_train.data.features import total_sums
 from asr_train.decode.posteriors import first_system
 from asr_train.decode.words import Choice, Effort
@@ -71,7 +71,7 @@ def bundle(
             **{"python": platform.python_version(), "torch": version("torch")},
         },
     }
-    manifest = write_bundle(output, Contents(system, states, read_arrays(graph), made))
+    manifest = write_bundle(output, system, states, read_arrays(graph), made)
     size = sum(part["bytes"] for part in manifest["parts"])
     return f"bundle: {output}: {size / 1e6:.1f} MB; {'; '.join(manifest['wer'])}"
 

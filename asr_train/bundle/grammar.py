@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from asr_train.bundle.store import Bundle, Contents, open_bundle, pronounced, write_bundle
+from asr_train.bundle.store import Bundle, open_bundle, pronounced, write_bundle
 from asr_train.checks import check_positive, few
 from asr_train.data.features import Heard
 from asr_train.decode.posteriors import load_scorer
@@ -114,7 +114,7 @@ def change_grammar(
             "versions": {**old["versions"], "asr_train": version("asr-train")},
         }
         graph = with_penalty(graph, choice.insertion_penalty)
-        manifest = write_bundle(output, Contents(system, states, graph, about))
+        manifest = write_bundle(output, system, states, graph, about)
         return manifest, lang.lexicon
 
 

@@ -68,26 +68,16 @@ class System:
     self_loop_scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What is written as a bundle.
-
-    Attributes:
-        graph: HCLG, made with the choice's weight and penalty.
-        about: versions, data_licence and wer (lines), for people.
-    """
-
-    system: System
-    states: States
-    graph: Arrays
-    about: dict[str, Any]
-
-
-def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
+def write_bundle(
+    path: Path | str, system: System, states: States, graph: Arrays, about: dict[str, Any]
+) -> dict[str, Any]:
     """Write a bundle; return its manifest. A name that ends in `.tar` gives one file.
 
     Equal contents give equal bytes.
 
+    Args:
+        graph: HCLG, made with the choice's weight and penalty.
+        about: versions, data_licence and wer (lines), for people.
     Raises:
         DamagedFileError: if the model is damaged.
         FileExistsError: if `path` is a folder with other files.
@@ -100,11 +90,11 @@ def write_bundle(path: Path | str, made: Contents) -> dict[str, Any]:
     if path.suffix != ".tar":
         is_ours = lambda file: file.name in _names_in(path)  # noqa: E731
         with files.replacing_folder(path, is_ours) as scratch:
-            return _write_parts(scratch, made)
+            return _write_parts(scratch, system, states, graph, about)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with files.naming_full_disk(folder):
-            manifest = _write_parts(folder, made)
+            manifest = _write_parts(folder, system, states, graph, about)
         with files.replacing(path) as scratch, tarfile.open(scratch, "w") as tar:
             for part in [MANIFEST, *(listed["path"] for listed in manifest["parts"])]:
                 member = tarfile.TarInfo(part)  # without times and owners
@@ -123,9 +113,10 @@ def _names_in(path: Path) -> set[str]:
         return set()
 
 
-def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
-    system, lang = made.system, made.system.lang
-    about = files.read_json(system.model)
+def _write_parts(
+    folder: Path, system: System, states: States, graph: Arrays, about: dict[str, Any]
+) -> dict[str, Any]:
+    lang, model = system.lang, files.read_json(system.model)
     models = _copied(system.model, folder / "model.json")
     if system.first_model is not None:
         models += _copied(system.first_model, folder / FIRST)
@@ -134,28 +125,27 @@ def _write_parts(folder: Path, made: Contents) -> dict[str, Any]:
         grammar = replace(grammar, kind=schema.GrammarKind.ngram, file=None)
     lang = replace(lang, grammar=grammar, arpa=None)
     write_lang(folder / "lang.json", lang)
-    graph = write_ordered(folder, ordered(made.graph))
-    paths = [*models, folder / "lang.json", *graph]
+    paths = [*models, folder / "lang.json", *write_ordered(folder, ordered(graph))]
     lexicon = system.lexicon
     known = lexicon is not None and lexicon.source is not schema.LexiconSource.file
     manifest = {
         "format": FORMAT,
         "version": VERSION,
         "name": system.name,
-        "run": about["run"],
-        **made.about,
-        "feats": about["feats"],
+        "run": model["run"],
+        **about,
+        "feats": model["feats"],
         "frames": system.frames.plain(),
         "choice": schema.plain(system.choice),
         "effort": schema.plain(system.effort),
         "first_scale": system.first.acoustic_scale,
         "lexicon": schema.plain(lexicon) if known else None,
         "graph": {
-            "states_hash": made.states.hash,
+            "states_hash": states.hash,
             "lang_hash": lang.hash,
-            "top_label": int(made.graph.arcs_A["ilabel"].max()),
-            "nodes": len(made.graph.final_N),
-            "arcs": len(made.graph.arcs_A),
+            "top_label": int(graph.arcs_A["ilabel"].max()),
+            "nodes": len(graph.final_N),
+            "arcs": len(graph.arcs_A),
             **({} if scale == SELF_LOOP_SCALE else {"self_loop_scale": scale}),
         },
         "parts": [files.part(path, folder) for path in paths],

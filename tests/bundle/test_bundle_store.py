@@ -29,6 +29,7 @@ from asr_train.search.lattice import Lattices, ordered, view_ordered, write_orde
 MEGABYTES = {"digits": 3, "english": 8}  # of the shipped bundles, at most
 DIGITS = SHIPPED / "digits.tar"
 TEXT = "THREE OH NINE"
+NOTHING = (None,) * 4  # to write, of bundles that are refused before
 
 
 @pytest.fixture
@@ -79,28 +80,28 @@ def test_a_folder_opens_as_the_tar_does(folder):
 
 
 def test_only_a_bundle_is_replaced_by_a_bundle(folder, monkeypatch):
-    def write_parts(scratch, made):
+    def write_parts(scratch, *_):
         (scratch / MANIFEST).write_text('{"parts": []}')
         return {}
 
     monkeypatch.setattr(store, "_write_parts", write_parts)
     (folder / "thesis.docx").write_text("x")
     with pytest.raises(FileExistsError, match=r"thesis\.docx is none of the files written here"):
-        store.write_bundle(folder, None)
+        store.write_bundle(folder, *NOTHING)
     (folder / "thesis.docx").unlink()
-    store.write_bundle(folder, None)
+    store.write_bundle(folder, *NOTHING)
     assert [path.name for path in folder.iterdir()] == [MANIFEST]
     folder.rename(folder.with_name(f".old.{folder.name}"))  # as if killed between two renames
     monkeypatch.setattr(store, "_write_parts", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        store.write_bundle(folder, None)
+        store.write_bundle(folder, *NOTHING)
     assert [path.name for path in folder.iterdir()] == [MANIFEST]
     with pytest.raises(ValueError, match=r"x\.tar\.gz would be compressed"):
-        store.write_bundle(folder.with_name("x.tar.gz"), None)
+        store.write_bundle(folder.with_name("x.tar.gz"), *NOTHING)
     other = folder.parent / "recordings"
     (other / "session.1").mkdir(parents=True)
     with pytest.raises(FileExistsError, match=r"session\.1 is none of"):
-        store.write_bundle(other, None)
+        store.write_bundle(other, *NOTHING)
 
 
 @pytest.mark.parametrize("part", ["model.json", "model.pt", "lang.json", "HCLG.fst", "heights.npy"])
