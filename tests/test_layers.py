@@ -126,7 +126,7 @@ def test_without_an_extra_a_line_says_how_to_install_it(name, use, tmp_path, mon
     [
         (
             "schema score.words report.tables report.page report.utterances report.card "
-            "data.excerpt data.remarks search.nbest search.confidence search.mbr align.train "
+            "data.excerpt data.remarks search.nbest search.mbr align.train "
             "align.table decode.first_pass decode.posteriors decode.tune decode.words cost.plan "
             "cost.calibrate",
             "torch",

@@ -30,9 +30,9 @@ from asr_train.lang.lexicon import Lexicon, odd_among
 from asr_train.schema import NormaliserKind
 from asr_train.score.normalise import transcribed
 from asr_train.search.arrays import check_const, to_fst
-from asr_train.search.confidence import compile_confidences
 from asr_train.search.graph import Graph
 from asr_train.search.lattice import Lattices, view_ordered
+from asr_train.search.mbr import compile_confidences
 
 # Of the training data, in the mean and variance of a recording or speaker. Without them, digits of
 # 2 s have four times as many errors; with 200, global_frames of Kaldi's online-cmvn, words of 0.4 s

@@ -24,10 +24,10 @@ from asr_train.schema import AliSettings, DecodeSettings
 from asr_train.schema.decode import MaxActive
 from asr_train.schema.limits import Checked, Natural, Positive
 from asr_train.search.beam import Path, beam_search
-from asr_train.search.confidence import compile_confidences, confidences
 from asr_train.search.forced import ready
 from asr_train.search.graph import Graph
 from asr_train.search.lattice import MAX_ARCS, Lattice, Lattices, best_path
+from asr_train.search.mbr import compile_confidences, confidences
 from asr_train.search.nbest import lattice_oracle, list_oracle, nbest
 from asr_train.search.pack import pack
 

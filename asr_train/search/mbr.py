@@ -1,10 +1,11 @@
 """Posterior of paths -> **minimum-Bayes-risk words** (least expected errors), and confidences.
 
 in    Posterior (`search.posterior`): word sequences with probabilities, as an acyclic graph
-out   Decision: the words whose expected edit distance to a path is least, and their posteriors
+out   Decision: the words whose expected edit distance to a path is least, and their posteriors;
+      or the posteriors of the words of a lattice's path, each at its place there
 H. Xu, D. Povey, L. Mangu and J. Zhu (2011), "Minimum Bayes risk decoding and system combination
 based on a recursion for edit distance", Computer Speech and Language 25, as in Kaldi's sausages.cc.
-Knows words as ids, and nothing of scores or language models.
+Knows words as ids, and nothing of language models.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from asr_train.search.posterior import Posterior
+from asr_train.search.lattice import LINK, Lattice
+from asr_train.search.posterior import Posterior, lattice_posterior
 
 EXTRA = 1e-5  # errors; a word of a path that gets no place costs so much more, as in Kaldi
 GAIN = 1e-9  # least gain in probability that changes a word
@@ -63,6 +65,30 @@ def decide(posterior: Posterior, words: Sequence[int], rounds: int = ROUNDS) -> 
         row_Q, rounds = _with_gaps(best_Q[best_Q > 0]), rounds - 1
     sure = np.minimum(share_QW[at_Q, row_Q][1::2], 1.0)
     return Decision(vocabulary[row_Q[1::2]].tolist(), sure.tolist(), float(errors))
+
+
+def confidences(lattice: Lattice, words: Sequence[int]) -> list[float]:
+    """Return the probability, in [0, 1], of each word at its place; at the scale of the search.
+
+    Each word sequence of the lattice counts once, with the cost of its cheapest path, and is
+    aligned with the words, as in Kaldi's lattice-to-ctm-conf. Sums over all state alignments at a
+    frame would favour sequences of more states, and count a word said once for both of two equal
+    ones. In large lattices only the cheapest sequences count (`posterior.MAX_NODES`).
+
+    Args:
+        words: ids, of a path through the lattice.
+    """
+    return decide(lattice_posterior(lattice), words, 0).confidences if words else []
+
+
+def compile_confidences() -> None:
+    """Compile, or load what was compiled before; for all processes that are forked later."""
+    arcs_A = np.zeros(1, LINK)
+    arcs_A["target"] = arcs_A["ilabel"] = arcs_A["olabel"] = 1
+    ends_N, active_T = np.array([np.inf, 0.0]), np.ones(1, np.int32)
+    confidences(
+        Lattice(np.arange(2, dtype=np.int32), ends_N, arcs_A, 0.0, True, 1.0, active_T), [1]
+    )
 
 
 def _with_gaps(words: np.ndarray) -> np.ndarray:

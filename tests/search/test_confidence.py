@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from made_graphs import STATES, all_paths, random_graph, random_scores
 
-from asr_train.search.confidence import compile_confidences, confidences
 from asr_train.search.lattice import Lattices, best_path
-from asr_train.search.mbr import decide
+from asr_train.search.mbr import compile_confidences, confidences, decide
 from asr_train.search.nbest import nbest
 from asr_train.search.posterior import lattice_posterior
 
