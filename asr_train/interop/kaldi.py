@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
+from lhotse import AudioSource, MonoCut, Recording
 from lhotse.augmentation import Resample
 
 from asr_train.checks import few, spelled
-from asr_train.data.corpus import CorpusError, whole_recording
+from asr_train.data.corpus import CorpusError, cut_of, whole_recording
 from asr_train.data.table import TABLE, write_table
 from asr_train.files import read_lines, write_text
 from asr_train.frames import UNKNOWN_SAMPLES
@@ -255,10 +255,8 @@ def cuts_of(data: DataDir) -> list[MonoCut]:
                 f"{recording.sources[0].source} for {u.id}, which has {recording.num_channels}"
             )
         seconds = _end(u, recording.duration) - u.start
-        supervision = SupervisionSegment(
-            u.id, u.recording, 0.0, seconds, channel, u.text, speaker=u.speaker
-        )
-        cuts.append(MonoCut(u.id, u.start, seconds, channel, [supervision], recording=recording))
+        spoken = {"text": u.text, "speaker": u.speaker}
+        cuts.append(cut_of(u.id, recording, u.start, seconds, channel, **spoken))
     return cuts
 
 
