@@ -45,8 +45,8 @@ class PreparedSplit:
     remarks: list[Remark] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # to print
     audio: list[Path] = field(default_factory=list)  # the user's recordings, which may change
-    tables: list[Path] = field(default_factory=list)  # and the tables that name them
-    watched: list[Path] = field(default_factory=list)  # missing files, and folders searched
+    # And what names them: tables, folders searched, files that are missing
+    tables: list[Path] = field(default_factory=list)
 
     @property
     def dropped(self) -> int:
@@ -96,7 +96,7 @@ def _write(made: PreparedSplit, path: Path | str) -> None:
         )
     validate(CutSet.from_cuts(made.cuts))
     Path(path).unlink(missing_ok=True)  # or, if killed here, it would seem to be of what is listed
-    list_files([*made.audio, *made.tables, *made.watched], audio_table(path))
+    list_files([*made.audio, *made.tables], audio_table(path))
     write_jsonl(path, (cut.to_dict() for cut in made.cuts))
 
 

@@ -38,8 +38,8 @@ class Listed:
 
     rows: list[Row]
     remarks: list[Remark] = field(default_factory=list)  # on lost utterances
-    tables: list[Path] = field(default_factory=list)  # the files of transcripts
-    watched: list[Path] = field(default_factory=list)  # missing files, and folders searched
+    # Files of transcripts, folders searched, files that are missing
+    tables: list[Path] = field(default_factory=list)
 
 
 def published(
@@ -71,7 +71,6 @@ def published(
     if split != "dev" or not shared:  # otherwise those of train would be listed twice
         made.remarks += [remark for part in listed for remark in part.remarks]
     made.tables += [path for part in listed for path in part.tables]
-    made.watched += [path for part in listed for path in part.watched]
     made.notes = intake.notes(made, parts, f"{root}, {', '.join(names)}")
     return made
 
@@ -191,8 +190,8 @@ def _librispeech(root: Path, subset: str) -> Listed:
             lost.append(Remark(path.stem, path.stem.split("-")[0], audio, why, text))
     alignments = sorted((root / subset).rglob("*.alignment.txt"))  # which lhotse reads, too
     lost.sort(key=lambda remark: remark.utt_id)
-    watched = [listed[utt_id] for utt_id in missing] + _folders(root / subset)
-    return Listed(rows, lost, transcripts + alignments, watched)
+    absent = [listed[utt_id] for utt_id in missing]
+    return Listed(rows, lost, transcripts + alignments + absent + _folders(root / subset))
 
 
 def _librispeech_lines(transcripts: Iterable[Path]) -> dict[str, Path]:
@@ -221,7 +220,7 @@ def _yesno(root: Path, subset: str) -> Listed:
     with _prepared("yesno", root):
         manifests = prepare_yesno(root)
     rows = _rows(_part(dict(manifests), subset, "yesno"), root, _upper)
-    return Listed(rows, watched=[root])
+    return Listed(rows, tables=[root])
 
 
 def _part(parts: dict[str, Any], subset: str, corpus: str) -> Any:
@@ -257,7 +256,7 @@ def _swbd(root: Path, subset: str) -> Listed:
             row.speaker = f"{row.audio.stem}-{'AB'[row.channel or 0]}"
         tables = sorted((root / MS98).rglob("*trans.text"))
         lost = _left_out(_count_lines(tables) - len(rows), "swbd", MS98)
-        return Listed(rows, lost, tables, [p for name in needed for p in _folders(root / name)])
+        return Listed(rows, lost, tables + [p for name in needed for p in _folders(root / name)])
     english = root / "LDC2002T43" / "reference" / "english"
     with _prepared("eval2000", root), tempfile.TemporaryDirectory() as scratch:
         manifests = prepare_eval2000(root, scratch, absolute_paths=True)
@@ -265,8 +264,8 @@ def _swbd(root: Path, subset: str) -> Listed:
     rows = [row for row in _rows(manifests, root, hub5_text) if row.utt_id.startswith(prefix)]
     lines = sum(segment.id.startswith(prefix) for segment in listed)
     lost = _left_out(lines - len(rows), subset, "LDC2002T43")
-    watched = [*_folders(root / "LDC2002S09" / "hub5e_00" / "english"), *_folders(english)]
-    return Listed(rows, lost, sorted(english.rglob("*.txt")), watched)
+    folders = [*_folders(root / "LDC2002S09" / "hub5e_00" / "english"), *_folders(english)]
+    return Listed(rows, lost, [*english.rglob("*.txt"), *folders])
 
 
 def _count_lines(tables: Iterable[Path]) -> int:
@@ -328,7 +327,7 @@ def _an4(root: Path, subset: str) -> Listed:
                 f"{table} is missing; CORPUS_DIR must be the folder that an4_sphere.tar.gz unpacks"
             )
     texts = dict(_an4_texts(spoken))
-    rows, watched = [], []
+    rows, tables = [], [files, spoken]
     for number, line in enumerate(files.read_text().splitlines(), 1):
         if not line.strip():
             continue
@@ -339,7 +338,7 @@ def _an4(root: Path, subset: str) -> Listed:
                 "unpack the corpus again"
             )
         audio, absent = _an4_audio(root / "wav" / path)
-        watched += absent
+        tables += absent
         rows.append(
             Row(
                 utt_id=path.name,
@@ -351,7 +350,7 @@ def _an4(root: Path, subset: str) -> Listed:
                 where=f"line {number}",
             )
         )
-    return Listed(rows, tables=[files, spoken], watched=watched)
+    return Listed(rows, tables=tables)
 
 
 def _an4_texts(table: Path) -> Iterator[tuple[str, str]]:

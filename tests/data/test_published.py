@@ -273,7 +273,7 @@ def test_yesno_has_its_words_in_its_names(yesno):
     assert [len(m.cuts) for m in (*whole.values(), test)] == [27, 3, 30]
     assert texts(test)["0_0_0_0_0_1_0_0"] == ("waves_yesno", "NO NO NO NO NO YES NO NO")
     assert len({*ids(whole["train"]), *ids(whole["dev"]), *ids(test)}) == 60
-    assert test.tables == []
+    assert test.tables == [yesno / "waves_yesno"]
     readable(test, yesno)
 
 
