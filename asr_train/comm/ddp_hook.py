@@ -83,6 +83,7 @@ class ReducerHook:
         self._members = dist.get_process_group_ranks(self._group)
         self._shapes = [list(slot.shape) for slot in table]
         self._start_iter, self._steps, self._max_norm = start_iter, 0, max_norm
+        self._has_begun = False
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
         self.loss_scale = 1.0
         self.sent = Sent()
@@ -104,6 +105,11 @@ class ReducerHook:
             )
         if bucket.buffer().is_sparse:
             raise ValueError(f"{type(state).__name__} takes no sparse gradients; set sparse=False")
+        if (dtype := bucket.buffer().dtype) != torch.float32:
+            raise ValueError(
+                f"{type(state).__name__} takes gradients in float32, not {dtype}; leave the "
+                "parameters in float32, and compute in another type by torch.autocast"
+            )
         for parameter in bucket.parameters():
             if parameter not in state._place:
                 raise ValueError(
@@ -111,6 +117,8 @@ class ReducerHook:
                     "lacks, or that was frozen when the hook was made; make the hook of the module "
                     "that DDP wraps, after freezing and unfreezing"
                 )
+        if not state._has_begun:
+            state._begin()
         is_dense = state._steps < state._start_iter
         state._steps += bucket.is_last()
         if is_dense:
@@ -126,6 +134,18 @@ class ReducerHook:
         if bucket.is_last():
             state._exchange()
         return future
+
+    def _begin(self) -> None:
+        """Compare what all ranks begin with; else some would exchange what others do not expect."""
+        for what, own in (("start_iter", self._start_iter), ("steps taken", self._steps)):
+            for rank, (found,) in enumerate(self._processes.numbers([[own]])):
+                if found != own:
+                    raise ValueError(
+                        f"{type(self).__name__}: {what} is {own} on rank {self._rank}, but "
+                        f"{found:g} on rank {rank}; give all ranks the same, and load states of "
+                        "the same step on all ranks, or on none"
+                    )
+        self._has_begun = True
 
     def _exchange(self) -> None:
         if self._max_norm is not None:
@@ -211,7 +231,7 @@ class ReducerHook:
                     f"hook's model has {own}; load it on the same model, with its layers in the "
                     "same order"
                 )
-        self._steps = state.get("steps", self._start_iter)
+        self._steps, self._has_begun = state.get("steps", self._start_iter), False
         self.sent = Sent(*state["sent"])
         self._reducer.load_group_state(state["group"])
         self._reducer.load_worker_state(self._rank, state["worker"])

@@ -534,6 +534,13 @@ def test_states_of_others_and_parameters_that_a_hook_cannot_take_are_refused():
         model.second.requires_grad_(False)
         hook = GtcHook(model, SETTINGS, start_iter=3)  # refused at once, nevertheless
         model.second.requires_grad_(True)
+        ddp = hooked(GtcHook(wide, SETTINGS), wide.double())  # after the hook was made
+        with pytest.raises(ValueError, match=r"in float32, not torch\.float64; leave the"):
+            ddp(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
+        ddp = hooked(GtcHook(tall, SETTINGS, start_iter=2 + rank), tall)
+        unlike = f"start_iter is {2 + rank} on rank {rank}, but {3 - rank} on rank {1 - rank}"
+        with pytest.raises(ValueError, match=unlike):
+            ddp(torch.ones(1, 2)).sum().backward()
         ddp = hooked(hook, model)
         with pytest.raises(ValueError, match=r"shape \(\d+,.*was frozen when the hook was made"):
             loss_of(ddp, rank, 0).backward()
