@@ -424,6 +424,14 @@ def test_just_what_is_missing_is_made_again(recipe, unbroken, gone, stages):
     assert sorted(stages_in(recipe.make("-n"))) == sorted(stages)
 
 
+def test_make_tells_how_to_train_a_deleted_network_again(recipe, unbroken):
+    folder = copy_of(recipe, unbroken, "partial")
+    assert "was deleted" not in recipe.make()
+    shutil.rmtree(folder / "exp/dnn")
+    assert "a model above was deleted (make status); to train it again, delete " in recipe.make()
+    assert "missing; nothing to do: tables and report are there;" in recipe.make("status")
+
+
 def copy_of(recipe: Recipe, unbroken: tuple[Path, str], name: str) -> Path:
     """Make a copy of the finished run, to be damaged, the work folder from now on."""
     shutil.rmtree(recipe.root / name, ignore_errors=True)
