@@ -52,11 +52,12 @@ def check_text(where: object, text: str) -> None:
 
 
 def without_lone_marks(text: str) -> str:
-    """Drop marks that follow no letter: vowel signs stay, an emoji's variation selector goes."""
+    """Drop marks that follow neither letter nor digit, and those that make a digit an emoji."""
     kept, last = [], ""
     for char in text:
         category = unicodedata.category(char)
-        if category[0] != "M" or last == "L":
+        of_emoji = category == "Me" or "\ufe00" <= char <= "\ufe0f"
+        if category[0] != "M" or last == "L" or (last == "N" and not of_emoji):
             kept.append(char)
         if category[0] != "M" and category != "Cf":  # joiners may stand between
             last = category[0]

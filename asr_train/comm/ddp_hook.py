@@ -142,7 +142,7 @@ class ReducerHook:
                 if found != own:
                     raise ValueError(
                         f"{type(self).__name__}: {what} is {own} on rank {self._rank}, but "
-                        f"{found:g} on rank {rank}; give all ranks the same, and load states of "
+                        f"{found:.0f} on rank {rank}; give all ranks the same, and load states of "
                         "the same step on all ranks, or on none"
                     )
         self._has_begun = True

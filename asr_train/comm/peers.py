@@ -149,6 +149,7 @@ class Peer(Sender):
         self.staleness = self.thresholds.staleness
         self.base_step = 0
         self._open: dict[int, dict[int, Header]] = {}  # by step and worker
+        self._next_W = [0] * self.workers  # of each, the first message that is missing
 
     def begin(self, step: int, weights_P: Tensor, rate: Rate) -> None:
         """Continue from these weights with this step, at the beginning and after each drain.
@@ -158,7 +159,7 @@ class Peer(Sender):
         if step != self.number:  # the run was resumed, or a state put back
             assert not self._open
             self.ledger.forget()
-            self.base_step = step
+            self.base_step, self._next_W = step, [step] * self.workers
         assert self.base_step == step, "begin before a drain"
         self.ledger.begin(step, weights_P, rate)
         self.thresholds.begin(step)
@@ -173,10 +174,7 @@ class Peer(Sender):
     @property
     def number(self) -> int:
         """The next step: its own messages of all steps before have been received here."""
-        step = self.base_step
-        while self._has(self.worker, step):
-            step += 1
-        return step
+        return self._next_W[self.worker]
 
     @property
     def lead(self) -> int:
@@ -185,12 +183,7 @@ class Peer(Sender):
 
     def missing(self, step: int) -> list[int]:
         """Return the workers of which a message of the steps before this one is missing."""
-        steps = range(self.base_step, step)
-        return [w for w in range(self.workers) if not all(self._has(w, s) for s in steps)]
-
-    def _has(self, worker: int, step: int) -> bool:
-        """Return whether a worker's message of a step, from the base on, has arrived."""
-        return worker in self._open.get(step, ())
+        return [worker for worker, first in enumerate(self._next_W) if first < step]
 
     def weights(self, out_P: Tensor) -> None:
         """Write the weights that its next step begins with, float32 [P]."""
@@ -227,13 +220,16 @@ class Peer(Sender):
             MessageError: if it has another threshold than the others of its step.
         """
         header = message.header
-        if header.step < self.base_step or self._has(header.worker, header.step):
+        headers = self._open.get(header.step, {})
+        if header.step < self.base_step or header.worker in headers:
             return False
-        headers = self._open.setdefault(header.step, {})
+        self._open[header.step] = headers
         tau = next(iter(headers.values()), header).tau
         codec.check_due(header, step=header.step, worker=header.worker, tau=tau)
         self.ledger.add(header.step, header.worker, message.words_K, tau)
         headers[header.worker] = header
+        while header.worker in self._open.get(self._next_W[header.worker], ()):
+            self._next_W[header.worker] += 1
         while len(self._open.get(self.base_step, ())) == self.workers:
             # With the result of synchronous GTC
             complete = self._open.pop(self.base_step)

@@ -117,7 +117,6 @@ def run(options: argparse.Namespace) -> int:
                 if found is None:
                     complain("decode", why)
                     continue
-                decoded += 1
                 if found.rate < recogniser.sample_rate:
                     low[file] = found.rate
                 given = stream if file == "-" else file if os.path.isfile(file) else None
@@ -142,6 +141,7 @@ def run(options: argparse.Namespace) -> int:
                     row = _row(names[file], file, found)
                     shown = json.dumps(row, ensure_ascii=not (to_file or prints_utf_8())) + "\n"
                 print(shown, end="", file=output, flush=True)
+                decoded += 1
         except KeyboardInterrupt:
             if earlier or not decoded:
                 raise

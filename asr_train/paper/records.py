@@ -29,7 +29,7 @@ from asr_train.schema import RunSettings, build, plain
 FORMAT = 1
 ROWS = 4  # of steps per epoch in a shortened log, at most, if the number of workers stays the same
 SCALES = ("acoustic_scale", "insertion_penalty", "lm_weight", "normaliser")  # of a score
-_LAST = ("step", "epoch", "frames", "rate", "simulated_seconds")  # so far, or at the end
+_LAST = ("step", "epoch", "frames", "rate", "workers", "simulated_seconds")  # so far, or at the end
 _MEANS = (  # per step
     *("sent_bits", "elements_sent", "received_bits", "staleness_mean", "step_seconds"),
     *("compute_seconds", "exchange_seconds", "wait_seconds", "compress_seconds"),
@@ -184,7 +184,7 @@ def shortened(
         if of_steps:
             size = math.ceil(len(rows) / ROWS)
             for i in range(0, len(rows), size):
-                shared = [(next(shares), row) for row in rows[i : i + size]]
+                shared = [((next(shares), r.get("workers")), r) for r in rows[i : i + size]]
                 for _, part in groupby(shared, itemgetter(0)):
                     found.append(_mean([row for _, row in part], before))
         else:

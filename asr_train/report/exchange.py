@@ -7,6 +7,7 @@ worker, or else the first; the others are compared with it by the paired bootstr
 files.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -130,10 +131,10 @@ def measured(run: Trained) -> Row:
         "dev_accuracy": dev[-1] if dev else None,
         "message_bytes": message_bytes or None,
         "message_bytes_a_minibatch": message_bytes / sending or None,
-        **_received(
+        **received(
             sums("received_bits", worker_steps) / 8,
             total,
-            sum(bf16_bytes(parameters, w) * n for w, n in zip(there, worker_steps, strict=True)),
+            in_bf16(parameters, there, steps),
             mean_workers,
         ),
         "compression_ratio": 4 * parameters * sending / message_bytes
@@ -197,22 +198,27 @@ def ring_bytes(vector_bytes: float, workers: int) -> float:
     return 2 * (workers - 1) / workers * vector_bytes
 
 
-def bf16_bytes(parameters: int | None, workers: int) -> float:
-    """Return what each worker receives in a ring all-reduce of gradients in bf16."""
-    return ring_bytes(BF16_BYTES * (parameters or 0), workers)
+def in_bf16(parameters: int | None, workers: Sequence[int], steps: Sequence[int]) -> float:
+    """Return what a worker would receive in ring all-reduces of gradients in bf16, in all steps."""
+    taken: Counter[int] = Counter()
+    for w, n in zip(workers, steps, strict=True):
+        taken[w] += n
+    mean = sum(w * n for w, n in taken.items()) / taken.total()
+    vector_bytes = BF16_BYTES * (parameters or 0)
+    return sum(n * (w / mean) * ring_bytes(vector_bytes, w) for w, n in taken.items())
 
 
-def _received(received_bytes: float, steps: int, in_bf16: float, workers: float) -> Row:
+def received(received_bytes: float, steps: int, dense: float, workers: float) -> Row:
     """Return `RECEIVED`, of a worker's bytes in all steps; None where nothing arrived.
 
     Args:
-        in_bf16: bytes that a worker would receive by `bf16_bytes`, in all steps.
+        dense: bytes of `in_bf16`.
     """
     if not received_bytes:
         return dict.fromkeys(RECEIVED)
     numbers = (
         received_bytes / steps,
-        in_bf16 / received_bytes,
+        dense / received_bytes,
         workers * received_bytes,
         8 * received_bytes / 1e9 / 60,
     )
@@ -280,7 +286,13 @@ def cells(ours: Row, splits: Sequence[str], baseline: str) -> list[str]:
         found = ours["splits"].get(split)
         rates += [DASH] * 3 if found is None else _rate_cells(found, ours["run"] == baseline)
     numbers = (text(ours[key], spell) for key, spell in NUMBERS.values())
-    return [ours["run"], ours["method"], ours["trained_by"], *rates, *numbers]
+    return [
+        ours["run"],
+        ours["method"],
+        ours.get("trained_by", str(ours["workers"])),
+        *rates,
+        *numbers,
+    ]
 
 
 def _rate_cells(found: Row, is_baseline: bool) -> list[str]:

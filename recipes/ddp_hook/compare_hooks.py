@@ -290,7 +290,12 @@ def row_of(label: str, run: Run, parameters: int) -> dict[str, Any]:
     steps, ranks = len(run.received), dist.get_world_size()
     total = mean_over_ranks(run.received[-1])
     warm_up = mean_over_ranks(run.received[WARM_UP - 1])
-    later = exchange.received(total - warm_up, steps - WARM_UP, parameters, ranks)
+
+    def received(received_bytes: float, steps: int) -> dict[str, Any]:
+        dense = exchange.in_bf16(parameters, [ranks], [steps])
+        return exchange.received(received_bytes, steps, dense, ranks)
+
+    later = received(total - warm_up, steps - WARM_UP)
     per_step = {key: later[key] for key in ("received_bytes_a_minibatch", "bf16_over_received")}
     ours = {
         "loss": mean_over_ranks(statistics.fmean(run.loss[-len(run.loss) // 10 :])),
@@ -298,7 +303,7 @@ def row_of(label: str, run: Run, parameters: int) -> dict[str, Any]:
         "dev_accuracy": run.dev_accuracy,
         "sent_bytes": sent or None,
         "compression_ratio": 4 * parameters / sent if sent else None,
-        **exchange.received(total, steps, parameters, ranks),
+        **received(total, steps),
         **per_step,
         "step_seconds": mean_over_ranks(statistics.median(run.seconds[WARM_UP:])),
         "losses": run.loss,

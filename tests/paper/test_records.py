@@ -112,6 +112,18 @@ def test_phases_of_fewer_workers_send_as_many_messages_by_a_record(tmp_path, nod
         assert other[key] == pytest.approx(own[key]), key
 
 
+def test_a_run_that_others_resumed_sends_as_many_messages_by_a_record(tmp_path, nodes):
+    trained = finished(nodes.rows[1].runs[0])
+    trained.log[:] = [
+        interval(10 * i, 1, workers=w, sent_bits=1e4 * (w > 1), received_bits=3e4 * (w > 1))
+        for i, w in enumerate([4, 4, 2, 2, 2, 1, 1, 1, 1], 1)
+    ]
+    own = measured(trained)
+    other = measured(through_a_file(tmp_path, record_of(trained)).trained)
+    for key in ("message_bytes_a_minibatch", "bf16_over_received", "received_bytes_all_workers"):
+        assert other[key] == pytest.approx(own[key]), key
+
+
 def test_rows_that_learned_or_sent_nothing_can_be_merged():
     rows = [interval(10 * i, 1) for i in range(1, 3 * ROWS)]
     rows[1] |= {"accuracy": None, "frames": rows[0]["frames"]}  # all steps skipped

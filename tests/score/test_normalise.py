@@ -70,7 +70,8 @@ def test_words_are_letters_in_upper_case_and_stay_so(text):
         ("“Zoë’s” twenty-one—3.5%", "ZOË'S TWENTY ONE 3.5 PERCENT"),
         ("Uh, [noise] 1,000", "UH 1000"),
         ("हिन्दी", "हिन्दी"),
-        ("zero ❤️ 1️⃣ \u0301one", "ZERO 1 ONE"),  # marks of signs and digits
+        ("zero ❤️ 1️⃣ \u0301one", "ZERO 1 ONE"),  # marks of emoji, and one of nothing
+        ("1ാം", "1ാം"),  # Malayalam: first
         ("র\u200d্যাব", "র্যাব"),  # a joiner between a letter and its mark
         ("hello…world yes,no wait...what", "HELLO WORLD YES NO WAIT WHAT"),
         ("yes,5 at 10:30; U.S.A. word(s) EU:n एक।दो", "YES 5 AT 1030 USA WORDS EUN एक दो"),
