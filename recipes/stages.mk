@@ -190,7 +190,7 @@ $(if $(filter bundle,$(MAKECMDGOALS)),$(call one_word,BUNDLE,$(BUNDLE),name a fi
 ##                 STRIPES=processes per worker's network (model parallelism)
 table: $(CHECKED) $W/report/index.html
 	@cat $(EXCHANGE_TEXT) $W/tables/wer.txt; echo "report: $(abspath $W/report/index.html)"
-	@ls -d $(SCORED:%=$W/exp/%) >/dev/null 2>&1 || echo "a model above was deleted (make status); to train it again, delete $W/tables and $W/report, too" >&2
+	@ls -d $(SCORED:%=$W/exp/%) >/dev/null 2>&1 || echo "a model above was deleted (make status); to train it again, delete $(abspath $W)/tables and report, too" >&2
 check: $(CHECKED)
 	@cat $<
 # A settings file named here would make the manifests look through it to `conf`, and lang/index.json would be looked

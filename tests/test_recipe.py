@@ -428,7 +428,7 @@ def test_make_tells_how_to_train_a_deleted_network_again(recipe, unbroken):
     folder = copy_of(recipe, unbroken, "partial")
     assert "was deleted" not in recipe.make()
     shutil.rmtree(folder / "exp/dnn")
-    assert "a model above was deleted (make status); to train it again, delete " in recipe.make()
+    assert "a model above was deleted (make status); to train it again, delete /" in recipe.make()
     assert "missing; nothing to do: tables and report are there;" in recipe.make("status")
 
 

@@ -5,7 +5,8 @@ out   words for `score.edits`; in references some are Marked as optional or as p
 A name stands for one behaviour and is recorded in every score file: any change of a rule needs a
 new number in its name, because rates under two names are not comparable. `upper-1` changes only the
 case; `words-3` removes punctuation in any language, as in the last five lines below, and marks that
-belong to no letter or digit, writes sharp s as SS, and keeps accents and hesitations. `en-3` is for English, after NIST's scoring of 2003:
+belong to no letter or digit, writes sharp s as SS, and keeps accents and hesitations. `en-3` is for
+English, after NIST's scoring of 2003:
 
     upper case, sharp s as SS; accents off; curly apostrophes made straight
     hesitations (UH, UM, AH, HUH, ...): %HESITATION
