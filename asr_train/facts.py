@@ -8,6 +8,7 @@ settings, if any, are a group of `comm` (schema and conf/comm/NAME.yaml).
 from enum import Enum
 
 HEADER_BYTES = 56  # of every message; `comm.codec` writes it
+MAX_ELEMENTS = 2**31 - 1  # of a network whose messages are sparse: an index has 31 bits
 
 
 class Traffic(Enum):

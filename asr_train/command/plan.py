@@ -27,7 +27,7 @@ import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from asr_train.cost.calibrate import strom_2015
 from asr_train.cost.cluster import read_cluster
 from asr_train.cost.papers import read_paper
 from asr_train.cost.plan import logged_parameters
-from asr_train.facts import Traffic
+from asr_train.facts import MAX_ELEMENTS, Traffic
 from asr_train.files import replacing, write_json, write_text
 from asr_train.places import IS_CHECKOUT, ROOT
 from asr_train.provenance import commit, machine
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
             f"blocks has {request.block_steps[-1]}; every step is simulated, which takes too long "
             f"for blocks of more than {MOST_STEPS}: plan with shorter ones"
         )
-    taus = {tau: density_at(tau) for tau in COMPARED}
+    taus = {tau: density_at(tau) for tau in COMPARED} if fits_sparse(request) else {}
     found = plan(request, cluster, list(taus.values()))
     folder = Path(given["out"])
     about = {
@@ -136,7 +136,7 @@ def requested(given: Mapping[str, str]) -> PlanRequest:
     tau = number(given, "tau") if given["tau"] else TAU
     if given["log"] and Path(given["log"]).is_dir():
         raise ValueError(f"log is {given['log']!r}, a folder; name the log.jsonl of a run")
-    return PlanRequest(
+    request = PlanRequest(
         parameters=parameters(given),
         minibatch_frames=number(given, "minibatch"),
         workers=whole(given, "workers"),
@@ -149,6 +149,24 @@ def requested(given: Mapping[str, str]) -> PlanRequest:
         log=given["log"] or None,
         activations=activations(given["model"]),
         seed=whole(given, "seed", least=0),
+    )
+    if fits_sparse(request):
+        return request
+    dense = tuple(kind for kind in request.kinds if not kind.is_sparse)
+    if not dense:
+        raise ValueError(f"methods is {given['methods']}; {without_gtc(request)}: allow others")
+    return replace(request, kinds=dense)
+
+
+def fits_sparse(request: PlanRequest) -> bool:
+    """Return whether GTC's messages can number all parameters."""
+    return request.parameters <= MAX_ELEMENTS
+
+
+def without_gtc(request: PlanRequest) -> str:
+    return (
+        f"GTC numbers at most {MAX_ELEMENTS:,} parameters and the network has "
+        f"{request.parameters:,.0f}"
     )
 
 
@@ -326,6 +344,8 @@ def fewer_are_faster(found: Plan) -> str:
 
 
 def sent(request: PlanRequest) -> str:
+    if not fits_sparse(request):
+        return f"Methods with GTC are left out: {without_gtc(request)}."
     if request.log is not None:
         theirs = logged_parameters(request.log)
         text = (

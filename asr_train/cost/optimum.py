@@ -15,7 +15,7 @@ import numpy as np
 
 from asr_train.cost.cluster import ClusterSettings, bytes_per_second
 from asr_train.cost.plan import BYTES, Work
-from asr_train.facts import Traffic
+from asr_train.facts import MAX_ELEMENTS, Traffic
 
 MOST = 2.0**20  # nodes beyond which K-hat is given as infinite
 
@@ -218,16 +218,15 @@ def optimum(cluster: ClusterSettings, work: Work, frames: float, block_steps: in
 
     whole = frames / work.frames
     stripes = crossing(lambda k: frames * work.frame_seconds / 3 / k, striped)
-    return Optimum(
-        frames,
-        {
-            Traffic.allreduce: crossing(half, summed),
-            Traffic.onebit: crossing(lambda k: half(k, 2 * encode), parts),
-            Traffic.gtc: crossing(lambda k: half(k, encode), gathered),
-            Traffic.bmuf: crossing(lambda k: block_steps * work.seconds(whole / k), summed),
-        },
-        stripes if work.activations else None,
-    )
+    nodes = {
+        Traffic.allreduce: crossing(half, summed),
+        Traffic.onebit: crossing(lambda k: half(k, 2 * encode), parts),
+        Traffic.gtc: crossing(lambda k: half(k, encode), gathered),
+        Traffic.bmuf: crossing(lambda k: block_steps * work.seconds(whole / k), summed),
+    }
+    if work.parameters > MAX_ELEMENTS:
+        del nodes[Traffic.gtc]
+    return Optimum(frames, nodes, stripes if work.activations else None)
 
 
 def ring_rate(cluster: ClusterSettings, nodes: float) -> float:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from asr_train.checks import check_positive, check_same, check_shape
+from asr_train.facts import MAX_ELEMENTS
 from asr_train.kernels.backend import Backend, choose
 
-MAX_ELEMENTS = 2**31 - 1  # an index has 31 bits
 SMALLEST = 2.0**-126  # threshold: smaller float32 are subnormal, with fewer bits
 LARGEST = torch.finfo(torch.float32).max
 _INDEX = 2**31 - 1  # mask

@@ -67,6 +67,19 @@ def test_only_the_methods_asked_for(tmp_path):
     assert methods == {"gtc", "bmuf, block 5"}
 
 
+def test_a_network_whose_elements_gtc_cannot_number_is_planned_without_it(tmp_path, capsys):
+    given = "cluster=h200_10g", "workers=4", "blocks=5", "groups=2", f"out={tmp_path}"
+    run(*given, "model=3000M")
+    assert "with GTC are left out: GTC numbers at most 2,147,483,647" in capsys.readouterr().out
+    written = read_json(tmp_path / "plan.json")
+    rows = written["options"]
+    assert {row["method"].split(",")[0] for row in rows} == {"allreduce", "onebit", "bmuf"}
+    assert not written["densities"]
+    assert "gtc" not in written["optimal_workers"][0]["workers"]
+    run(*given, "model=2147483647")
+    assert "gtc_async" in capsys.readouterr().out
+
+
 def test_more_workers_than_can_be_simulated_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "MOST_WORKERS", 8)
     with pytest.raises(ValueError, match=r"workers is 9; .* too long for more than 8: plan with"):
@@ -116,6 +129,7 @@ def test_a_log_of_another_network_is_named_with_its_density(tmp_path):
         (("model=-5M",), "model is '-5M'; a number of parameters must be at least 1"),
         (("model=1e308",), r"model is '1e308'; .* at least 1, as 24M, and at most 1e\+12"),
         (("model=0.01",), "model is '0.01'; a number of parameters must be at least 1"),
+        (("model=3000M", "methods=gtc"), "methods is gtc; GTC numbers at most 2,147,483,647 "),
     ],
 )
 def test_wrong_input_is_refused_by_name(arguments, said, tmp_path):

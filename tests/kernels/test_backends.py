@@ -11,6 +11,7 @@ from kernels.conftest import COMPILED, DEVICE, INTERPRETED, same_bits
 from kernels.in_the_paper import decode_reference, encode_reference
 
 from asr_train.comm.reducers import Factor
+from asr_train.facts import MAX_ELEMENTS
 from asr_train.kernels import compiled, decode, threshold
 from asr_train.kernels.backend import Backend, choose, launches
 from asr_train.kernels.threshold import (
@@ -436,7 +437,7 @@ def test_a_graph_of_a_compression_gives_the_same_as_its_calls(dyadic):
     reason="needs a GPU of 50 GB",
 )
 def test_the_last_of_all_elements_that_can_be_numbered():
-    size = threshold.MAX_ELEMENTS
+    size = MAX_ELEMENTS
     grad_P, residual_P, kept_P = (torch.zeros(size, device=DEVICE) for _ in range(3))
     places = [0, 2**30, 2**31 - 4099, size - 2, size - 1]
     grad_P[places] = torch.tensor([5.0, -5.0, 5.0, -5.0, 5.0], device=DEVICE)

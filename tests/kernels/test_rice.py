@@ -2,8 +2,9 @@ import pytest
 import torch
 from kernels.conftest import DEVICE, by_backend
 
+from asr_train.facts import MAX_ELEMENTS
 from asr_train.kernels import rice
-from asr_train.kernels.threshold import MAX_ELEMENTS, to_words
+from asr_train.kernels.threshold import to_words
 
 
 def some(size, count, seed=0):

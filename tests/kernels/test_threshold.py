@@ -2,8 +2,8 @@ import pytest
 import torch
 from kernels.in_the_paper import decode_reference, encode_reference
 
+from asr_train.facts import MAX_ELEMENTS
 from asr_train.kernels.threshold import (
-    MAX_ELEMENTS,
     check_size,
     compress,
     decode,
