@@ -53,6 +53,13 @@ $(call one_word,RECORDS,$(RECORDS),name a folder without one)
 ifeq ($(if $(RECORDS),$(wildcard $(call from_root,$(RECORDS))/.),none needed),)
 $(error RECORDS is $(RECORDS), but $(call from_root,$(RECORDS)) is no folder; leave it out to train all runs)
 endif
+# Tables are copied to the folder RESULTS.
+RESULTS ?=
+$(call one_word,RESULTS,$(RESULTS),name a folder without one)
+COPIES = $(call from_root,$(RESULTS))
+ifneq ($(and $(RESULTS),$(wildcard $(COPIES)),$(if $(wildcard $(COPIES)/.),,file)),)
+$(error RESULTS is $(RESULTS), but $(COPIES) is no folder; name a folder, which need not exist)
+endif
 RECORDED := $(if $(RECORDS),$(filter $(basename $(notdir $(wildcard $(call from_root,$(RECORDS))/*.jsonl))),$(NAMED)))
 to_train = $(filter-out $(RECORDED) $(RECORDED:%=%/epochs/%),$1)
 FILES  := $(TRAINED:%='$(CURDIR)/%.yaml@$(SCALE_SEEDS)')
@@ -99,8 +106,6 @@ PASS_HOURS_OF_small := 3.1
 PASS_HOURS_OF_medium := 24
 PASS_HOURS_OF_full ?= 1000# of the paper
 PASS_HOURS ?= $(PASS_HOURS_OF_$(SCALE))
-RESULTS ?=
-COPIES = $(call from_root,$(RESULTS))
 RECORDS_MADE = $(patsubst %,$W/tables/records/%.jsonl,$(sort $(filter-out $(EPOCHS),$(call to_train,$(NAMED)))))
 MADE := $(TABLES:%=$W/tables/$(PAPER)-%.md)
 RATIOS := $(TRAINED:%=$W/tables/$(PAPER)-%.ratios.json)

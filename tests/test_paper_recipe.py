@@ -192,6 +192,8 @@ def test_a_recorded_baselines_scale_is_for_all_rows(make, strom, tmp_path):
     said = make("strom2015", work, "-n", "TABLES=figure1")
     assert f"exp/{name}/tuned.json" in said  # without the record, its own again
     assert f"exp/{gtc}/hyp.test.jsonl" in said
+    # What was decoded without the record is not decoded again only because the record was used
+    assert not re.search(rf"decode\.py .*/exp/{name}/hyp\.test\.jsonl", said)
 
 
 def test_one_bit_from_a_trained_network_of_low_rank(make, strom):
@@ -295,6 +297,14 @@ def test_a_paper_without_tables_of_its_own_names_makes_all(make, tmp_path):
     assert set(re.findall(r"/tables/strom2015-(\w+)\.md", said)) == {"seeds", "staleness"}
     with pytest.raises(AssertionError, match=r"TABLES is empty.* it may be seeds staleness"):
         make(str(folder), tmp_path / "w", "-n", "TABLES=", "paper")
+
+
+def test_what_cannot_be_a_folder_of_results_is_refused_before_any_training(make, tmp_path):
+    (tmp_path / "file").touch()
+    for results, why in (("my results", "paths with spaces"), ("file", "is no folder; name")):
+        given = ("-n", "TABLES=table2", f"RESULTS={tmp_path}/{results}", "paper")
+        with pytest.raises(AssertionError, match=f"RESULTS is .*{why}"):
+            make("strom2015", tmp_path / "w", *given)
 
 
 def test_variables_of_commands_are_refused_with_other_speech(make, tmp_path):

@@ -99,7 +99,9 @@ class Recogniser:
 
     `manifest` is the content of bundle.json: name (of the recipe), run, wer, data_licence,
     versions, choice (scales on DEV), and more.
-    `guessed` are the words of aligned texts whose pronunciation is by rule, in no dictionary.
+    `guessed` are the words of aligned texts whose pronunciation is by rule, in no dictionary;
+    `unadapted` are the speakers of these texts for whom a speaker-adaptive model has no transform,
+    with the reason.
 
     >>> from asr_train import Recogniser
     >>> recogniser = Recogniser.load("digits", confidences=False)
@@ -121,6 +123,7 @@ class Recogniser:
         self._scorer = load_scorer(opened.model, self._feats, opened.lang)
         self._states = known_states(self._scorer)
         self.guessed: set[str] = set()
+        self.unadapted: dict[str, str] = {}
         self._choice, self._first = opened.choice, opened.first
         self._mapped = opened.fst.mapped(), opened.heights.mapped()
         self._confidences = confidences
@@ -300,14 +303,15 @@ class Recogniser:
             pairs = list(zip(utterances, texts, strict=True))
             scorer = self._scorer
             if scorer.adapt is not None:
-                scorer, _ = scorer.adapt(pairs, lang, ALIGNING)
+                scorer, about = scorer.adapt(pairs, lang, ALIGNING)
+                self.unadapted |= dict(about["kept"])
             aligner = Aligner(lang, self._states, scorer.loop_S, ALIGNING)
             outcomes = aligner.align_all(scorer.scores, pairs, what)
         return [
-            AlignmentError(f"{one.name}: {outcome.reason}")
-            if isinstance(outcome, Lost)
-            else AlignmentError(f"{one.name}: it is silent: all frames are equal; record it again")
+            AlignmentError(f"{one.name}: it is silent: all frames are equal; record it again")
             if words and not np.ptp(one.features_TF, axis=0).any()
+            else AlignmentError(f"{one.name}: {outcome.reason}")
+            if isinstance(outcome, Lost)
             else self._times(words, outcome, one)
             for one, words, outcome in zip(spoken, texts, outcomes, strict=True)
         ]

@@ -80,6 +80,10 @@ def run(options: argparse.Namespace) -> int:
     write_ctm(output / "words.ctm", words)
     write_ctm(output / "phones.ctm", phones)
     complain_of_rates("align", low, recogniser.sample_rate, "times are less exact")
+    if recogniser.unadapted:
+        (speaker, why), *others = recogniser.unadapted.items()
+        more = f" (and {len(others)} more)" if others else ""
+        complain("align", f"{speaker} has no transform ({why}){more}: times are less exact")
     speakers = len({item.speaker for item in items})
     guessed = sorted(recogniser.guessed)
     more = f"; pronounced by rule, in no dictionary: {few(guessed)}" if guessed else ""

@@ -127,11 +127,14 @@ def run(options: argparse.Namespace) -> int:
                         "rest is decoded",
                     )
                 if found.unadapted:
+                    advice = "add recordings of this speaker to the folder"
+                    if not options.speaker_folders:
+                        advice = "give all recordings of a speaker in a folder of their own, with "
+                        advice += "--speaker-folders"
                     complain(
                         "decode",
                         f"{file} is decoded without a transform of its speaker "
-                        f"({found.unadapted}), so expect more errors; give all recordings of a "
-                        "speaker in a folder of their own, with --speaker-folders",
+                        f"({found.unadapted}), so expect more errors; {advice}",
                     )
                 if options.format == "text":
                     shown = f"{names[file]} {found.text}".rstrip() + "\n"

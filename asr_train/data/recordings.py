@@ -3,7 +3,7 @@
     manifests/SPLIT.audio.tsv    recordings and tables, listed with their manifest, files that were
                                  missing, and folders that were searched
     conf/NAME.files.tsv          what a settings file names: a lexicon, text, a mapping
-    per line: bytes, time of last change in ns, SHA-256, path
+    per line: bytes, time of last change or renaming in ns, SHA-256, path
 
 For a folder, the size is `/` and the checksum is of the names in it. For a missing file, all are
 `-`.
@@ -104,7 +104,8 @@ def _stat(name: str) -> tuple[str, str]:
     except OSError:
         return ABSENT, ABSENT
     size = FOLDER if S_ISDIR(found.st_mode) else str(found.st_size)
-    return size, str(found.st_mtime_ns)
+    # A file that was renamed to this name has its own, perhaps older, time of modification.
+    return size, str(max(found.st_mtime_ns, found.st_ctime_ns))
 
 
 def _sum(name: str) -> str:

@@ -250,9 +250,11 @@ def cuts_of(data: DataDir) -> list[MonoCut]:
     for u in data.utterances:
         recording, channel = recordings[u.recording], u.channel or 0
         if channel >= recording.num_channels:
+            source = data.recordings[u.recording]
+            where = data.folder / "segments" if source.channel is None else source.where
             raise CorpusError(
-                f"{data.recordings[u.recording].where}: channel {channel + 1} of "
-                f"{recording.sources[0].source} for {u.id}, which has {recording.num_channels}"
+                f"{where}: channel {channel + 1} of {recording.sources[0].source} for {u.id}, "
+                f"which has {recording.num_channels}"
             )
         seconds = _end(u, recording.duration) - u.start
         spoken = {"text": u.text, "speaker": u.speaker}

@@ -259,8 +259,14 @@ class TransitionIds:
         return first[np.concatenate([[True], ends[:-1]])]
 
     def _words(self, phone_n: np.ndarray, words: list[str]) -> np.ndarray:
-        """Return the word of each phone, by the position in the phones' names; -1: not known."""
-        names = [self.states.phones[p] for p in phone_n.tolist()]
+        """Return the word of each phone, by the position in the phones' names; -1: not known.
+
+        A name has a position only if there are phones of all four: X-SAMPA's t_S has none.
+        """
+        phones = self.states.phones
+        bases = {name[:-2] for name in phones if name.endswith("_I")}
+        whole = {base for base in bases if all(base + each in phones for each in POSITIONS)}
+        names = [phones[p] if phones[p][:-2] in whole else "" for p in phone_n.tolist()]
         begins = np.array([name.endswith(("_B", "_S")) for name in names], bool)
         inside = np.array([name.endswith(POSITIONS) for name in names], bool)
         if begins.sum() != len(words):

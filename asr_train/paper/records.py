@@ -2,7 +2,8 @@
 
     records/RUN.jsonl
         a line with what identifies the run: its settings; the numbers of mel bins, states and
-        frames of TRAIN; the search's settings; and date, commit and machine of the record
+        frames of TRAIN; the search's settings; date, commit and machine of the record; and the
+        number of lines that follow (not in records made before 2026-12)
         {"log": row}           its log, shortened to a few rows of steps per epoch
         {"score": ...}         of each test set: word errors by speaker
         {"epoch_score": ...}   of each epoch's model, if those were decoded
@@ -24,7 +25,7 @@ from asr_train.cost.plan import sending_shares
 from asr_train.files import DamagedFileError, read_jsonl, write_jsonl
 from asr_train.report.exchange import Trained
 from asr_train.report.tables import Score, held_out, paired_units, scored
-from asr_train.schema import RunSettings, build, plain
+from asr_train.schema import RunSettings, SettingsError, build, plain
 
 FORMAT = 1
 ROWS = 4  # of steps per epoch in a shortened log, at most, if the number of workers stays the same
@@ -69,25 +70,23 @@ def task_of(index: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_record(path: Path | str, record: Record) -> None:
     run = record.trained
+    scores = [score for score in run.scores if held_out(score["split"])]
+    phases = run.about["settings"].get("optim", {}).get("phases", [])
+    rest = [
+        *({"log": row} for row in shortened(run.log, phases, run.about["workers"])),
+        *({"score": _packed(score)} for score in scores),
+        *({"epoch_score": _packed(score)} for score in record.epochs),
+    ]
     first = {
         "format": FORMAT,
+        "lines": len(rest),
         "run": run.run,
         "made": record.made,
         "task": record.task,
         "decoding": record.decoding,
         "about": {key: run.about[key] for key in _ABOUT},
     }
-    scores = [score for score in run.scores if held_out(score["split"])]
-    phases = run.about["settings"].get("optim", {}).get("phases", [])
-    write_jsonl(
-        path,
-        [
-            first,
-            *({"log": row} for row in shortened(run.log, phases, run.about["workers"])),
-            *({"score": _packed(score)} for score in scores),
-            *({"epoch_score": _packed(score)} for score in record.epochs),
-        ],
-    )
+    write_jsonl(path, [first, *rest])
 
 
 def read_record(path: Path | str) -> Record:
@@ -106,7 +105,7 @@ def read_record(path: Path | str) -> Record:
         )
     try:
         first, *rest = rows
-        return Record(
+        record = Record(
             Trained(
                 run,
                 {key: first["about"][key] for key in _ABOUT},
@@ -116,11 +115,28 @@ def read_record(path: Path | str) -> Record:
             [_unpacked(run, row["epoch_score"]) for row in rest if "epoch_score" in row],
             *(first[key] for key in ("task", "decoding", "made")),
         )
+        _check_whole(record, len(rest), first.get("lines", len(rest)))
+        return record
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise DamagedFileError(
             f"{path} is not a record of a run ({type(error).__name__}: {error}); delete it to "
             "train the run here"
         ) from error
+
+
+def _check_whole(record: Record, lines: int, written: int) -> None:
+    """Raise ValueError for a record that lacks lines, or has a log of other than numbers."""
+    if lines != written:
+        raise ValueError(f"it has {lines} of {written} lines after the first")
+    if not record.trained.scores:
+        raise ValueError("it has no score")
+    for row in record.trained.log:
+        for key, value in row.items():
+            if key != "diverged" and not isinstance(value, int | float | None):
+                raise ValueError(f"{key} is {value!r} in its log")
+    ends = [row for row in record.trained.log if "dev_accuracy" in row]
+    if record.epochs and len(record.epochs) < len(ends) and "diverged" not in ends[-1]:
+        raise ValueError(f"it has scores of {len(record.epochs)} of {len(ends)} epochs")
 
 
 def check_record(record: Record, usual: Record, settings: RunSettings, decode_epochs: bool) -> None:
@@ -135,9 +151,12 @@ def check_record(record: Record, usual: Record, settings: RunSettings, decode_ep
         decode_epochs: whether the table needs scores of epochs.
     """
     name = record.trained.run
-    theirs = _comparable(record, build(RunSettings, record.trained.about["settings"]))
-    ours = _comparable(usual, settings)
     remedy = "call make without RECORDS, or delete it, to train the run here"
+    try:
+        known = build(RunSettings, record.trained.about["settings"])
+    except SettingsError as error:
+        raise ValueError(f"the record of {name} has other settings: {error}; {remedy}") from error
+    theirs, ours = _comparable(record, known), _comparable(usual, settings)
     for key, own, other in _differences("", ours, theirs):
         raise ValueError(
             f"the record of {name} was made with {key} {other!r}, but here it is {own!r}; {remedy}"
@@ -249,6 +268,8 @@ def _unpacked(run: str, packed: Mapping[str, Any]) -> Score:
         }
         for name, (speaker, words, sub, dele, ins) in packed["units"].items()
     }
+    if min(n for row in packed["units"].values() for n in row[1:]) < 0:
+        raise ValueError("a number of words or errors is negative")
     words, errors = (sum(row[key] for row in rows.values()) for key in ("words", "errors"))
     return {
         **{"run": run, "split": packed["split"], "utterances": packed["utterances"]},

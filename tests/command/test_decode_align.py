@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from asr_train.bundle.recogniser import Recogniser
 from asr_train.bundle.store import SHIPPED
 from asr_train.command.decode import ids
 from asr_train.command.main import COMMANDS, main, told_after
+from asr_train.decode.posteriors import load_scorer
 from asr_train.interop.beside import Item
 from asr_train.interop.ctm import read_ctm
 
@@ -568,7 +570,11 @@ def test_align_tells_of_low_rates_and_silence(corpus, tmp_path, capsys):
     folder.mkdir()
     wave = said(TEXTS["ben"]).samples_T
     low = resample(torch.from_numpy(wave), RATE, 8000).numpy()
-    for name, samples, rate in (("low", low, 8000), ("good", wave, RATE), ("none", wave * 0, RATE)):
+    for name, samples, rate in (
+        ("low", low, 8000),
+        ("good", wave, RATE),
+        ("none", wave[:1600] * 0, RATE),
+    ):
         soundfile.write(folder / f"{name}.wav", samples, rate)
         (folder / f"{name}.txt").write_text(TEXTS["ben"])
     assert run("align", "digits", folder) == 1
@@ -579,6 +585,32 @@ def test_align_tells_of_low_rates_and_silence(corpus, tmp_path, capsys):
         f"asr-train align: {folder}/low.wav has 8000 Hz, below the model's 16000 Hz: the upper "
         "bands are empty, so times are less exact",
     ]
+
+
+def test_speakers_without_a_transform_are_named(corpus, tmp_path, capsys, monkeypatch):
+    def adaptive(*given):
+        scorer = load_scorer(*given)
+
+        def adapt(spoken, lang, settings):
+            kept = [[u.speaker, "9 frames, fewer than 500"] for u, _ in spoken]
+            about = {"speakers": len(kept), "adapted": 0, "gain_per_frame": 0.0, "kept": kept}
+            return replace(scorer, adapt=adapt), about
+
+        return replace(scorer, adapt=adapt)
+
+    monkeypatch.setattr("asr_train.bundle.recogniser.load_scorer", adaptive)
+    assert run("align", "digits", corpus, "-o", tmp_path / "out") == 0
+    more = len(list(corpus.iterdir())) - 1
+    reason = f"has no transform (9 frames, fewer than 500) (and {more} more): times are less exact"
+    assert capsys.readouterr().err.endswith(f" {reason}\n")
+    file = next(corpus.rglob("*.flac"))
+    for options, advice in (
+        ((), "give all recordings of a speaker in a folder of their own, with --speaker-folders"),
+        (("--speaker-folders",), "add recordings of this speaker to the folder"),
+    ):
+        assert run("decode", "digits", "--jobs", 1, *options, file) == 0
+        said = capsys.readouterr().err
+        assert f"(9 frames, fewer than 500), so expect more errors; {advice}\n" in said
 
 
 def test_align_says_if_there_is_nothing_to_align(tmp_path, capsys):

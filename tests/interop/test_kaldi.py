@@ -371,7 +371,9 @@ def test_segments_may_name_channels(tmp_path):
         wave_N = wave_NC[place : place + rate // 2, channel]
         assert np.array_equal(found[name].load_audio()[0], wave_N)
     (data / "segments").write_text("a-1 call 0 0.5 0\nb-1 call 0 0.5 2\nc-1 call 0 0.5\n")
-    with pytest.raises(CorpusError, match=r"line 1: channel 3 of .*call.wav for b-1, which has 2"):
+    with pytest.raises(
+        CorpusError, match=r"segments: channel 3 of .*call.wav for b-1, which has 2"
+    ):
         cuts_of(read_data_dir(data))
     (data / "wav.scp").write_text(f"call sph2pipe -f wav -c 2 {audio} |\n")
     with pytest.raises(CorpusError, match=r"segments, line 2: the channel is 2, but .* chooses"):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -202,8 +203,12 @@ def test_positions_in_words_name_phones_and_words(tmp_path):
     (tmp_path / "phones.txt").write_text("<eps> 0\nSIL 1\nA_B 2\nA_E 3\n#0 4\n")
     states = states_of(tmp_path, tmp_path)
     assert states.phones == ("SIL", "A_B", "A_E")
-    found = TransitionIds.of(states).path("u1", np.array([tid(*way) for way in SPOKEN]), ["ONE"])
-    assert found.phones_N3[:, 2].tolist() == [-1, 0, 0]
+    ids = TransitionIds.of(states)
+    given = "u1", np.array([tid(*way) for way in SPOKEN]), ["ONE"]
+    # The model has no phone of the two other positions, as if these were parts of other names
+    assert ids.path(*given).phones_N3[:, 2].tolist() == [-1, -1, -1]
+    ids = replace(ids, states=replace(states, phones=(*states.phones, "A_I", "A_S")))
+    assert ids.path(*given).phones_N3[:, 2].tolist() == [-1, 0, 0]
 
 
 def test_phones_of_a_lexicon_get_positions_if_the_model_has_them(tmp_path):

@@ -227,6 +227,29 @@ def test_a_record_without_epochs_is_refused_where_they_are_shown(whole):
         check_record(record, record, wanted, decode_epochs=True)
 
 
+def test_a_record_of_other_settings_is_named(whole):
+    record, wanted = whole
+    optim_of(record).update(newthing=1)
+    with pytest.raises(ValueError, match=r"record of \S+ has other settings: optim.newthing is"):
+        check_record(record, record, wanted, decode_epochs=False)
+
+
+def test_a_record_that_was_cut_at_the_end_of_an_epochs_line_is_refused(nodes, tmp_path):
+    """Of a record that does not say how many lines it has."""
+    run = finished(nodes.baseline.runs[0])
+    ends = [row for row in run.log if "dev_accuracy" in row]
+    record = record_of(run, [score(run.run, 100, 10)] * len(ends))
+    through_a_file(tmp_path, record)
+    path = tmp_path / f"{run.run}.jsonl"
+    first, *rest = read_jsonl(path)
+    del first["lines"]
+    write_jsonl(path, [first, *rest])
+    assert len(read_record(path).epochs) == len(ends) > 1
+    write_jsonl(path, [first, *rest[:-1]])
+    with pytest.raises(DamagedFileError, match=f"scores of {len(ends) - 1} of {len(ends)} epochs"):
+        read_record(path)
+
+
 def test_a_damaged_record_is_named(tmp_path, nodes):
     record = record_of(finished(nodes.baseline.runs[0]))
     through_a_file(tmp_path, record)
@@ -238,6 +261,10 @@ def test_a_damaged_record_is_named(tmp_path, nodes):
         [{**first, "format": 9}, *rest],
         [{"format": 1}],
         [first, {"score": {}}],
+        [first, *rest[1:]],
+        [{k: v for k, v in first.items() if k != "lines"}, *rest[:-1]],  # of before there was it
+        [first, {"log": rest[0]["log"] | {"sent_bits": "x"}}, *rest[1:]],
+        [first, *rest[:-1], {"score": rest[-1]["score"] | {"units": {"u": ["s", 4, -1, 0, 0]}}}],
     ):
         write_jsonl(path, damaged)
         with pytest.raises(DamagedFileError, match=str(path)):
