@@ -125,11 +125,12 @@ paper:
 	@$(if $(ESTIMATED),echo "nothing is trained for $(ESTIMATED)")
 else
 paper:
+	$(if $(RESULTS),@mkdir -p $(COPIES)$(if $(TRAINED),/records))
 	$(if $(AHEAD),+@$(MAKE) $(CHECKED) $(foreach s,$(TRAIN) $(DEV),$W/shards/$(ALIGNER)/$s/index.json) $(TEST:%=$W/feats/%.jsonl.gz))
 	$(if $(AHEAD),+@$(MAKE) $(RATIOS))
 	+@$(MAKE) -j$(PARALLEL) JOBS=1 paper-tables
 	@cat $(MADE:.md=.txt); echo "tables and pictures: $W/tables"
-	$(if $(RESULTS),@mkdir -p $(COPIES)$(if $(TRAINED),/records); for t in $(TABLES); do for e in md json png; do \
+	$(if $(RESULTS),@for t in $(TABLES); do for e in md json png; do \
 	  cp $W/tables/$(PAPER)-$$t.$$e $(COPIES)/$$t.$$e; done; done; \
 	  $(if $(strip $(RECORDS_MADE)),cp $(RECORDS_MADE) $(COPIES)/records))
 endif

@@ -135,10 +135,10 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     origins |= {name: choices.gmms[-1] for name in ["pronprobs", *composed] if not begins.get(name)}
     files |= {f"from/{name}": {"system": system} for name, system in origins.items()}
     for run in choices.decoded:
-        if run.partition("/epochs/")[0] in choices.recorded:
-            continue  # what was decoded here, in a call without this record, stays as it is
         scales = {"scales": choices.scales_of(run)}
         known = Path(folder) / f"scales/{run}.yaml"
+        if run.partition("/epochs/")[0] in choices.recorded and known.exists():
+            continue  # what was decoded here, in a call without this record, stays as it is
         before = read_yaml(known) if known.exists() else {}
         # A run that was rescored is not decoded again only because it is no longer
         kept = run in choices.rescore or before == {**scales, "lattices": True}

@@ -83,6 +83,7 @@ class Alignment:
         loglik_per_frame: mean log-likelihood per frame, in nats. If it is far below that of other
             recordings, the text is probably wrong.
         rate: the recording's own, in Hz.
+        unadapted: as of a Transcript.
     """
 
     words: tuple[Span, ...]
@@ -90,6 +91,7 @@ class Alignment:
     seconds: float
     loglik_per_frame: float
     rate: int
+    unadapted: str
 
 
 class Recogniser:
@@ -99,9 +101,7 @@ class Recogniser:
 
     `manifest` is the content of bundle.json: name (of the recipe), run, wer, data_licence,
     versions, choice (scales on DEV), and more.
-    `guessed` are the words of aligned texts whose pronunciation is by rule, in no dictionary;
-    `unadapted` are the speakers of these texts for whom a speaker-adaptive model has no transform,
-    with the reason.
+    `guessed` are the words of aligned texts whose pronunciation is by rule, in no dictionary.
 
     >>> from asr_train import Recogniser
     >>> recogniser = Recogniser.load("digits", confidences=False)
@@ -123,7 +123,6 @@ class Recogniser:
         self._scorer = load_scorer(opened.model, self._feats, opened.lang)
         self._states = known_states(self._scorer)
         self.guessed: set[str] = set()
-        self.unadapted: dict[str, str] = {}
         self._choice, self._first = opened.choice, opened.first
         self._mapped = opened.fst.mapped(), opened.heights.mapped()
         self._confidences = confidences
@@ -301,18 +300,18 @@ class Recogniser:
                 for i, (one, words) in enumerate(zip(spoken, texts, strict=True))
             ]
             pairs = list(zip(utterances, texts, strict=True))
-            scorer = self._scorer
+            scorer, kept = self._scorer, {}
             if scorer.adapt is not None:
                 scorer, about = scorer.adapt(pairs, lang, ALIGNING)
-                self.unadapted |= dict(about["kept"])
+                kept = dict(about["kept"])
             aligner = Aligner(lang, self._states, scorer.loop_S, ALIGNING)
             outcomes = aligner.align_all(scorer.scores, pairs, what)
         return [
             AlignmentError(f"{one.name}: it is silent: all frames are equal; record it again")
-            if words and not np.ptp(one.features_TF, axis=0).any()
+            if words and len(one.features_TF) > 1 and not np.ptp(one.features_TF, axis=0).any()
             else AlignmentError(f"{one.name}: {outcome.reason}")
             if isinstance(outcome, Lost)
-            else self._times(words, outcome, one)
+            else self._times(words, outcome, one, kept.get(one.speaker, ""))
             for one, words, outcome in zip(spoken, texts, outcomes, strict=True)
         ]
 
@@ -325,7 +324,9 @@ class Recogniser:
             finally:
                 self._feats.clear()
 
-    def _times(self, words: list[str], outcome: Aligned, one: "Spoken") -> Alignment:
+    def _times(
+        self, words: list[str], outcome: Aligned, one: "Spoken", unadapted: str
+    ) -> Alignment:
         shift, seconds = self.shift_seconds, one.seconds
 
         def spans(segments: list[tuple[str, float, float]]) -> tuple[Span, ...]:
@@ -335,7 +336,8 @@ class Recogniser:
         word_spans = spans(words_in_seconds(words, outcome, shift))
         phone_spans = spans(phones_in_seconds(self._states, outcome, shift))
         loglik_per_frame = outcome.loglik / len(outcome.states_T)
-        return Alignment(word_spans, phone_spans, round(seconds, 6), loglik_per_frame, one.rate)
+        seconds = round(seconds, 6)
+        return Alignment(word_spans, phone_spans, seconds, loglik_per_frame, one.rate, unadapted)
 
     def _pronouncing(self, words: set[str]) -> Lang:
         """Return the language with the pronunciations of further words, as far as known."""

@@ -53,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
     recogniser = Recogniser.load(options.bundle, confidences=False)
     words, phones, seconds = [], [], 0.0
     low: dict[Path, int] = {}  # recordings and their rates
+    unadapted: dict[str, tuple[Path, str]] = {}  # by speaker: a recording and the reason
     left = Counter(item.name for item in items)
     aligned: dict[str, list[Any]] = {}  # the parts of recordings that others are still to come of
     for item, found in align_folder(recogniser, items, on_terminal("aligning")):
@@ -66,6 +67,8 @@ def run(options: argparse.Namespace) -> int:
             words.append(spans["words"])
             phones.append(spans["phones"])
             seconds += found.seconds
+            if found.unadapted:
+                unadapted.setdefault(item.speaker, (item.audio, found.unadapted))
             if found.rate < recogniser.sample_rate:
                 low[item.audio] = found.rate
         if not left[item.name]:
@@ -80,10 +83,13 @@ def run(options: argparse.Namespace) -> int:
     write_ctm(output / "words.ctm", words)
     write_ctm(output / "phones.ctm", phones)
     complain_of_rates("align", low, recogniser.sample_rate, "times are less exact")
-    if recogniser.unadapted:
-        (speaker, why), *others = recogniser.unadapted.items()
-        more = f" (and {len(others)} more)" if others else ""
-        complain("align", f"{speaker} has no transform ({why}){more}: times are less exact")
+    if unadapted:
+        (audio, why), *others = unadapted.values()
+        more = f", and {spelled(len(others), 'speaker')} more" if others else ""
+        complain(
+            "align",
+            f"the speaker of {audio} has no transform ({why}){more}: times are less exact",
+        )
     speakers = len({item.speaker for item in items})
     guessed = sorted(recogniser.guessed)
     more = f"; pronounced by rule, in no dictionary: {few(guessed)}" if guessed else ""

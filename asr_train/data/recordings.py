@@ -3,7 +3,7 @@
     manifests/SPLIT.audio.tsv    recordings and tables, listed with their manifest, files that were
                                  missing, and folders that were searched
     conf/NAME.files.tsv          what a settings file names: a lexicon, text, a mapping
-    per line: bytes, time of last change or renaming in ns, SHA-256, path
+    per line: bytes, time of last change in ns (ctime: renaming counts), SHA-256, path
 
 For a folder, the size is `/` and the checksum is of the names in it. For a missing file, all are
 `-`.
@@ -56,17 +56,16 @@ def changed_files(table: Path, keep: bool) -> list[str]:
     Args:
         keep: whether to record new times of unchanged content, so that it is not read every time.
     """
-    changed, current, touched = [], [], False
-    for size, when, found, name in _read(table):
-        now = _stat(name)
-        if now != (size, when):
-            if now[0] != size or _sum(name) != found:
-                changed.append(name)
-            touched = True
-        current.append((*now, found, name))
+    rows = _read(table)
+    current = [(*_stat(name), found, name) for *_, found, name in rows]
+    touched = [i for i, (row, now) in enumerate(zip(rows, current, strict=True)) if row != now]
+    changed = [rows[i][3] for i in touched if rows[i][0] != current[i][0]]
+    alike = [rows[i][2:] for i in touched if rows[i][0] == current[i][0]]
+    sums = map_evenly(_sum, [name for _, name in alike], f"checksums of {table.name}")
+    changed += [name for (found, name), now in zip(alike, sums, strict=True) if now != found]
     if keep and touched and not changed:
         _write(table, current)
-    return sorted(changed, key=os.path.isdir)
+    return sorted(changed, key=lambda name: (os.path.isdir(name), name))
 
 
 def listed_sums(table: Path) -> dict[str, str]:
@@ -104,8 +103,7 @@ def _stat(name: str) -> tuple[str, str]:
     except OSError:
         return ABSENT, ABSENT
     size = FOLDER if S_ISDIR(found.st_mode) else str(found.st_size)
-    # A file that was renamed to this name has its own, perhaps older, time of modification.
-    return size, str(max(found.st_mtime_ns, found.st_ctime_ns))
+    return size, str(found.st_ctime_ns)
 
 
 def _sum(name: str) -> str:
@@ -122,8 +120,8 @@ def _names_sum(folder: str) -> str:
     return hashlib.sha256(shown).hexdigest()
 
 
-def _read(table: Path) -> list[list[str]]:
-    return [line.split("\t", 3) for line in read_text(table).split("\n") if line]
+def _read(table: Path) -> list[tuple[str, ...]]:
+    return [tuple(line.split("\t", 3)) for line in read_text(table).split("\n") if line]
 
 
 def _write(table: Path, rows: Iterable[tuple[str, ...]]) -> None:

@@ -188,10 +188,12 @@ class TransitionIds:
         transitions_I6: int32, of each transition-id: row of `Hmms.rows` (Kaldi's transition-state,
             minus 1); phone, HMM state and the one that follows; pdf-id; and 1 if the phone ends.
             Row 0 is unused.
+        has_positions: whether names of phones end in their position in the word.
     """
 
     states: States
     transitions_I6: np.ndarray
+    has_positions: bool
 
     @staticmethod
     def of(states: States) -> "TransitionIds":
@@ -203,7 +205,10 @@ class TransitionIds:
             for to in topology[j][2]:
                 pdf = repeated if to == j else entered
                 found.append((n, phone, j, to, pdf, int(to == len(topology))))
-        return TransitionIds(states, np.array(found, np.int32))
+        names = set(states.phones)
+        bases = {name[:-2] for name in names if name.endswith(POSITIONS)}
+        marked = any(all(base + each in names for each in POSITIONS) for base in bases)
+        return TransitionIds(states, np.array(found, np.int32), marked)
 
     def path(self, where: str, ids_T: np.ndarray, words: list[str]) -> Aligned:
         """Return an utterance's path; phones get words only if their names have positions.
@@ -261,15 +266,12 @@ class TransitionIds:
     def _words(self, phone_n: np.ndarray, words: list[str]) -> np.ndarray:
         """Return the word of each phone, by the position in the phones' names; -1: not known.
 
-        A name has a position only if there are phones of all four: X-SAMPA's t_S has none.
+        The t_S of X-SAMPA is no position: in models that have them, there is a phone of all four.
         """
-        phones = self.states.phones
-        bases = {name[:-2] for name in phones if name.endswith("_I")}
-        whole = {base for base in bases if all(base + each in phones for each in POSITIONS)}
-        names = [phones[p] if phones[p][:-2] in whole else "" for p in phone_n.tolist()]
+        names = [self.states.phones[p] for p in phone_n.tolist()]
         begins = np.array([name.endswith(("_B", "_S")) for name in names], bool)
         inside = np.array([name.endswith(POSITIONS) for name in names], bool)
-        if begins.sum() != len(words):
+        if begins.sum() != len(words) or not self.has_positions:
             return np.full(len(names), NONE)
         return np.where(inside & (phone_n > 0), np.cumsum(begins) - 1, NONE)
 

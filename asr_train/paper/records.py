@@ -134,9 +134,6 @@ def _check_whole(record: Record, lines: int, written: int) -> None:
         for key, value in row.items():
             if key != "diverged" and not isinstance(value, int | float | None):
                 raise ValueError(f"{key} is {value!r} in its log")
-    ends = [row for row in record.trained.log if "dev_accuracy" in row]
-    if record.epochs and len(record.epochs) < len(ends) and "diverged" not in ends[-1]:
-        raise ValueError(f"it has scores of {len(record.epochs)} of {len(ends)} epochs")
 
 
 def check_record(record: Record, usual: Record, settings: RunSettings, decode_epochs: bool) -> None:
@@ -161,8 +158,12 @@ def check_record(record: Record, usual: Record, settings: RunSettings, decode_ep
         raise ValueError(
             f"the record of {name} was made with {key} {other!r}, but here it is {own!r}; {remedy}"
         )
-    if decode_epochs and not record.epochs:
-        raise ValueError(f"the record of {name} has no scores of its epochs; {remedy}")
+    epochs = sum("dev_accuracy" in row for row in record.trained.log)
+    if decode_epochs and len(record.epochs) != epochs:
+        raise ValueError(
+            f"the record of {name} has scores of {len(record.epochs)} of its {epochs} epochs; "
+            f"{remedy}"
+        )
 
 
 def _comparable(record: Record, settings: RunSettings) -> dict[str, Any]:
