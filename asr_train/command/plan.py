@@ -311,7 +311,7 @@ def markdown(
         found=found,
         best=found.advised,
         near=f"{NEAR:.0%}",
-        sent=sent(request),
+        sent=sent(request, given),
         fewer=fewer_are_faster(found),
         left_out=sizes if Traffic.bmuf_gtc in request.kinds else [],
         counts=[speed.workers for speed in max(found.curves.values(), key=len)],
@@ -343,7 +343,10 @@ def fewer_are_faster(found: Plan) -> str:
     return f" **Fewer workers are faster**: {with_them} {most.frames_per_second:,.0f} frames/s."
 
 
-def sent(request: PlanRequest) -> str:
+def sent(request: PlanRequest, given: Mapping[str, str]) -> str:
+    """Return a sentence about GTC's messages; "" if no method that was asked for has any."""
+    if not any(kind.is_sparse for kind in kinds(given["methods"])):
+        return ""
     if not fits_sparse(request):
         return f"Methods with GTC are left out: {without_gtc(request)}."
     if request.log is not None:

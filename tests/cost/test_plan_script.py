@@ -76,6 +76,8 @@ def test_a_network_whose_elements_gtc_cannot_number_is_planned_without_it(tmp_pa
     assert {row["method"].split(",")[0] for row in rows} == {"allreduce", "onebit", "bmuf"}
     assert not written["densities"]
     assert "gtc" not in written["optimal_workers"][0]["workers"]
+    run(*given, "model=3000M", "methods=allreduce,bmuf")
+    assert "GTC" not in capsys.readouterr().out
     run(*given, "model=2147483647")
     assert "gtc_async" in capsys.readouterr().out
 
@@ -96,8 +98,8 @@ def test_a_log_of_another_network_is_named_with_its_density(tmp_path):
     row = {"threshold": 4.0, "sent_bits": 3.2e4, "elements_sent": 1e3, "compression_ratio": 1e3}
     write_jsonl(tmp_path / "log.jsonl", [row])
     given = DEFAULTS | {"log": str(tmp_path / "log.jsonl")}
-    assert "other sizes" not in sent(requested(given | {"model": "1M"}))
-    text = sent(requested(given | {"model": "24M"}))
+    assert "other sizes" not in sent(requested(given | {"model": "1M"}), given)
+    text = sent(requested(given | {"model": "24M"}), given)
     assert "of a network of 1 M parameters" in text
     assert "plan with model=1000000, or with density=0.001" in text
 
