@@ -252,7 +252,7 @@ def model_settings(name: str) -> ModelSettings:
 def content(request: PlanRequest, found: Plan, taus: Mapping[float, float]) -> dict[str, Any]:
     return {
         "simulated": True,
-        "wish": asdict(request) | {"kinds": [kind.value for kind in request.kinds]},
+        "request": asdict(request) | {"kinds": [kind.value for kind in request.kinds]},
         "alone": asdict(found.alone),
         "options": [
             {"method": o.method.name, "way": o.method.way.value, **asdict(o.speed)}

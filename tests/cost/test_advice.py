@@ -23,7 +23,7 @@ from asr_train.cost.advice import (
 from asr_train.cost.plan import Scheme, Speed, Traffic
 
 
-def wish(**changed) -> PlanRequest:
+def request(**changed) -> PlanRequest:
     values = {
         **{"parameters": 1e7, "minibatch_frames": 1000.0, "workers": 8, "density": 1e-3},
         **{"codec": "rice", "block_steps": (5, 20), "group_sizes": (2, 4)},
@@ -32,11 +32,11 @@ def wish(**changed) -> PlanRequest:
 
 
 def test_where_the_network_costs_nothing_gradients_are_summed_every_step():
-    assert plan(wish(), flat(1e6), [1e-3]).advised.method.traffic is Traffic.allreduce
+    assert plan(request(), flat(1e6), [1e-3]).advised.method.traffic is Traffic.allreduce
 
 
 def test_where_it_is_slow_less_is_sent():
-    found = plan(wish(), flat(0.1), [1e-3, 1e-4])
+    found = plan(request(), flat(0.1), [1e-3, 1e-4])
     assert found.advised.method.traffic is not Traffic.allreduce
     by_kind = {o.method.traffic: o.speed for o in found.options}
     assert by_kind[Traffic.allreduce].speedup < by_kind[Traffic.onebit].speedup
@@ -48,7 +48,7 @@ def test_what_is_advised_is_nearly_the_fastest_and_nothing_nearer_to_sgd_is(monk
     monkeypatch.setattr(advice, "worker_counts", lambda most: [most])  # curves are not looked at
     monkeypatch.setattr(advice, "DRAWS", 0)
     for gbit_per_s in (0.1, 1.0, 10.0):
-        options = plan(wish(), nodes(gbit_per_s=gbit_per_s, jitter=0.2), []).options
+        options = plan(request(), nodes(gbit_per_s=gbit_per_s, jitter=0.2), []).options
         chosen = advised(options)
         assert chosen in best_of_each_kind(options)
         enough = NEAR * max(o.speed.frames_per_second for o in options)
@@ -94,7 +94,7 @@ def test_nearest_to_sgd_are_shorter_blocks_and_then_larger_groups_that_are_fast_
 
 
 def test_curves_end_with_the_options_themselves():
-    found = plan(wish(), flat(1.0), [])
+    found = plan(request(), flat(1.0), [])
     for option in best_of_each_kind(found.options):
         speeds = found.curves[option.method.name]
         assert speeds[-1] == option.speed
@@ -105,40 +105,40 @@ def test_curves_end_with_the_options_themselves():
 
 def test_double_buffering_pays_where_it_hides_more_than_another_fixed_cost():
     for fixed_ms, name in ((50.0, "onebit"), (0.0, "onebit, double buffering")):
-        found = plan(wish(kinds=(Traffic.onebit,)), flat(1.0, fixed_ms=fixed_ms), [])
+        found = plan(request(kinds=(Traffic.onebit,)), flat(1.0, fixed_ms=fixed_ms), [])
         assert found.advised.method.name == name
 
 
 def test_a_measured_rate_takes_the_place_of_the_clusters():
     one = {"kinds": (Traffic.allreduce,)}
-    found = plan(wish(frames_per_second=1234.0, **one), flat(1.0, fixed_ms=50.0), [])
+    found = plan(request(frames_per_second=1234.0, **one), flat(1.0, fixed_ms=50.0), [])
     assert found.alone.frames_per_second == pytest.approx(1234.0)
-    derived = plan(wish(**one), flat(1.0), []).alone.frames_per_second
+    derived = plan(request(**one), flat(1.0), []).alone.frames_per_second
     assert derived == pytest.approx(0.5e12 / (6 * 1e7))
 
 
 def test_passes_over_all_parameters_take_longer_with_more_of_them():
     k20x = flat(1.0, fixed_ms=50.0, fixed_parameters=5e6)
-    assert wish().work(k20x).fixed_seconds == pytest.approx(0.1)  # 10 M
-    assert wish().work(flat(1.0, fixed_ms=50.0)).fixed_seconds == pytest.approx(0.05)
+    assert request().work(k20x).fixed_seconds == pytest.approx(0.1)  # 10 M
+    assert request().work(flat(1.0, fixed_ms=50.0)).fixed_seconds == pytest.approx(0.05)
 
 
 def test_one_worker_has_one_method():
-    assert [m.traffic for m in methods(wish(workers=1))] == [Traffic.none]
-    assert plan(wish(workers=1), flat(), [1e-3]).advised.speed.speedup == pytest.approx(1.0)
+    assert [m.traffic for m in methods(request(workers=1))] == [Traffic.none]
+    assert plan(request(workers=1), flat(), [1e-3]).advised.speed.speedup == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("gpus, optima", [(1, 0), (8, 4)])
 def test_a_single_node_has_a_plan_though_k_hat_may_exceed_its_gpus(gpus, optima):
     one = nodes(gpus)
     one = replace(one, max_nodes=1, between=None, inside=one.inside if gpus > 1 else None)
-    found = plan(wish(workers=gpus, minibatch_frames=1e5, activations=1e3), one, [1e-3])
+    found = plan(request(workers=gpus, minibatch_frames=1e5, activations=1e3), one, [1e-3])
     assert [k.stripes > gpus for k in found.optima] == [True] * optima
     assert found.options[0].speed.workers == gpus
 
 
 def test_groups_that_do_not_divide_the_workers_are_left_out():
-    sizes = {m.group_size for m in methods(wish(workers=6, group_sizes=(2, 3, 4, 6)))}
+    sizes = {m.group_size for m in methods(request(workers=6, group_sizes=(2, 3, 4, 6)))}
     assert sizes == {1, 2, 3}
 
 
@@ -163,4 +163,4 @@ def test_crossovers_are_where_another_method_becomes_the_fastest():
 
 def test_a_kind_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match="workers is 7, with which none of bmuf_gtc is possible"):
-        methods(wish(workers=7, kinds=(Traffic.bmuf_gtc,)))
+        methods(request(workers=7, kinds=(Traffic.bmuf_gtc,)))
