@@ -25,7 +25,7 @@ def lang(manifest: str, dev_manifest: str, conf: str, models: str, output: str) 
     arpa = _model(settings, Path(models))
     copy = Path(output).parent / "G.arpa" if settings.grammar.kind is GrammarKind.arpa else None
     words, dev_words = (
-        {word for said in spoken(each) for word in said} for each in (manifest, dev_manifest)
+        {word for words in spoken(each) for word in words} for each in (manifest, dev_manifest)
     )
     if not words:
         raise ValueError(

@@ -60,10 +60,10 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
     others = [o for o in overrides if o not in files_of_tables]
     variables = list(takewhile(VARIABLE.match, others))
     given = others[len(variables) :]
-    said = list(given)  # by the user
+    by_user = list(given)
     if "ASR_SET" in os.environ:
-        said = compose.words_of_set()
-        given += said
+        by_user = compose.words_of_set()
+        given += by_user
     choices = Choices.of(variables)
     for name in choices.gmms:
         systems = sorted(p.stem for p in (compose.CONF / "gmm").glob("*.yaml"))
@@ -74,7 +74,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         check_known("SEQUENCE", name, objectives, "is no file of conf/objective")
     workers, stripes = (whole_number(name, variables) for name in ("WORKERS", "STRIPES"))
     check_variables(given, runs.split(), workers)
-    check_read(choices, said)
+    check_read(choices, by_user)
     if stripes > 1:
         given.insert(0, f"comm.stripes={stripes}")
     named = runs_of_tables(files_of_tables)
@@ -114,10 +114,10 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         inputs |= inputs_of(config)
         check_order(choices, config)
         check_lists(choices, config)
-        check_language_model(choices, config, said)
-        check_given_models(choices, config, said)
-        check_inputs(choices, config, said)
-        check_passes(config, said)
+        check_language_model(choices, config, by_user)
+        check_given_models(choices, config, by_user)
+        check_inputs(choices, config, by_user)
+        check_passes(config, by_user)
         if config.comm.workers is None:
             alone = config.comm.method is Method.sgd
             config.comm.workers = 1 if alone else workers
@@ -241,20 +241,22 @@ def check_variables(overrides: list[str], runs: list[str], workers: int) -> None
     Raises:
         SettingsError: naming both; one of them would silently not count.
     """
-    said = {key.lstrip("+"): value for key, _, value in (o.partition("=") for o in overrides)}
+    chosen = {key.lstrip("+"): value for key, _, value in (o.partition("=") for o in overrides)}
     for key, name in (("run", "RUNS"), ("objective", "SEQUENCE"), ("comm.stripes", "STRIPES")):
-        if key in said:
+        if key in chosen:
             raise SettingsError(
-                f"SET says {key}={said[key]}, which {name} chooses; call make with "
-                f"{name}={said[key]}"
+                f"SET says {key}={chosen[key]}, which {name} chooses; call make with "
+                f"{name}={chosen[key]}"
             )
     seeds = [run for run in runs if _with_seed(run)[1]]
     for key, name, value in (
         ("optim.seed", "a run of SEEDS", seeds[0] if seeds else None),
         ("comm.workers", "WORKERS", str(workers) if workers > 1 else None),
     ):
-        if value is not None and said.get(key, value) != value:
-            raise SettingsError(f"SET says {key}={said[key]}, but {name} is {value}; leave one out")
+        if value is not None and chosen.get(key, value) != value:
+            raise SettingsError(
+                f"SET says {key}={chosen[key]}, but {name} is {value}; leave one out"
+            )
 
 
 def check_read(choices: Choices, overrides: list[str]) -> None:

@@ -291,9 +291,9 @@ class Recogniser:
             what: label of a progress bar; "": none is shown.
         """
         texts = [transcribed(one.text, NormaliserKind.words, self._odd) for one in spoken]
-        said = {word for words in texts for word in words}
-        lang = self._pronouncing(said)
-        self.guessed |= said.intersection(lang.lexicon.guessed)
+        vocabulary = {word for words in texts for word in words}
+        lang = self._pronouncing(vocabulary)
+        self.guessed |= vocabulary.intersection(lang.lexicon.guessed)
         with self._alone():
             utterances = [
                 self._feats.put(str(i), one.speaker, " ".join(words), one.features_TF, one.seconds)

@@ -26,7 +26,7 @@ class Staleness:
     """How far a worker was ahead of the others, over some steps."""
 
     steps: int = 0
-    ahead: int = 0  # of the slowest worker whose messages it had; summed over its steps
+    total: int = 0  # steps ahead of the slowest worker whose messages it had, over its steps
     most: int = 0
     waited_seconds: float = 0.0  # for workers that were too far behind, and for drains
     now: float = 0.0  # virtual time at the end, since the run began; 0 in real time
@@ -34,7 +34,7 @@ class Staleness:
     def add(self, other: "Staleness") -> None:
         """Count further steps, or another worker's."""
         self.steps += other.steps
-        self.ahead += other.ahead
+        self.total += other.total
         self.most = max(self.most, other.most)
         self.waited_seconds += other.waited_seconds
         self.now = max(self.now, other.now)
@@ -69,7 +69,7 @@ class AsyncWorkers(Timed, Reducer):
     """The workers hosted here, as a group's reducer.
 
     Attributes:
-        sent, leads: by local worker, since they were last reset.
+        sent, staleness: by local worker, since they were last reset.
         seconds: of this process, since they were last reset.
         now: virtual seconds since the run began; 0 in real time.
     """
@@ -80,7 +80,7 @@ class AsyncWorkers(Timed, Reducer):
         super().__init__()
         self.peers, self.thresholds = {peer.worker: peer for peer in peers}, thresholds
         self.sent = {worker: Sent() for worker in self.peers}
-        self.leads = {worker: Staleness() for worker in self.peers}
+        self.staleness = {worker: Staleness() for worker in self.peers}
 
     @abstractmethod
     def run(
@@ -101,10 +101,11 @@ class AsyncWorkers(Timed, Reducer):
     def close(self, error: BaseException | None) -> None:
         """Leave the other processes; `error` is the reason, None at the end of the run."""
 
-    def take_lead(self, worker: int) -> Staleness:
+    def take_staleness(self, worker: int) -> Staleness:
         """Return how far a local worker was ahead since the last call."""
-        lead, self.leads[worker] = self.leads[worker], Staleness(now=self.leads[worker].now)
-        return lead
+        found = self.staleness[worker]
+        self.staleness[worker] = Staleness(now=found.now)
+        return found
 
     def _count(self, message: Message, message_bytes: int) -> None:
         """Count a message, for all who receive it, too: when it arrives there is chance."""
@@ -134,10 +135,10 @@ class AsyncWorkers(Timed, Reducer):
     def worker_state(self, worker: int) -> dict[str, Any]:
         return {
             "owed": {"residual_P": self.peers[worker].residual_P},
-            "lead": list(astuple(self.leads[worker])),
+            "lead": list(astuple(self.staleness[worker])),
         }
 
     def load_worker_state(self, worker: int, state: dict[str, Any]) -> None:
         if "owed" in state:  # absent from a run with one worker
             self.peers[worker].owe(state["owed"]["residual_P"])
-        self.leads[worker] = Staleness(*state.get("lead", ()))
+        self.staleness[worker] = Staleness(*state.get("lead", ()))

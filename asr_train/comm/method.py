@@ -33,7 +33,7 @@ class ExchangeMethod:
         reducers: one per group.
         blocks: None: groups never exchange models (or there is only one).
         halves: steps that a minibatch of several workers is cut into; 2 with double buffering.
-        ahead: drives asynchronous workers, in place of `reduce` and `apply`; None: synchronous.
+        asynchronous: drives workers, in place of `reduce` and `apply`; None: they are synchronous.
         notice: line to print when a run starts; None: nothing.
     Attributes:
         replicas: one per group, once `begin` was called.
@@ -45,7 +45,7 @@ class ExchangeMethod:
     reducers: Sequence[Reducer]
     blocks: MomentumBlocks | None = None
     halves: int = 1
-    ahead: AsyncWorkers | None = None
+    asynchronous: AsyncWorkers | None = None
     notice: str | None = None
 
     def __post_init__(self) -> None:
@@ -184,8 +184,8 @@ class ExchangeMethod:
 
     def close(self, error: BaseException | None) -> None:
         """Leave the other processes; `error` is the reason, None at the end of the run."""
-        if self.ahead is not None:
-            self.ahead.close(error)
+        if self.asynchronous is not None:
+            self.asynchronous.close(error)
 
     # --- counts and state -------------------------------------------------------------------------
 

@@ -177,7 +177,7 @@ class Peer(Sender):
         return self._next_W[self.worker]
 
     @property
-    def lead(self) -> int:
+    def steps_ahead(self) -> int:
         """Steps by which it is ahead of the slowest worker, as its messages show."""
         return self.number - self.base_step
 

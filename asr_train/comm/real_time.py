@@ -30,7 +30,7 @@ class RealTime(AsyncWorkers):
         peer.begin(first, weights_P, rate)
         for step in range(first, first + steps):
             self._wait(step - peer.staleness)  # until no worker is too far behind for another step
-            self.leads[worker].add(Staleness(steps=1, ahead=peer.lead, most=peer.lead))
+            self.staleness[worker].add(Staleness(1, peer.steps_ahead, peer.steps_ahead))
             gradient = learner.gradient(worker, step, peer.weights)
             assert gradient is not None  # as there is one worker
             with self.timed("compress"):
@@ -68,7 +68,7 @@ class RealTime(AsyncWorkers):
                 )
             if self._take(left) in late:
                 heard = time.monotonic()
-        self.leads[self.peer.worker].waited_seconds += time.monotonic() - began
+        self.staleness[self.peer.worker].waited_seconds += time.monotonic() - began
 
     def _take(self, seconds: float) -> int | None:
         """Receive the next message; return its sender."""

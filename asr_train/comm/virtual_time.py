@@ -110,7 +110,7 @@ class VirtualTime(AsyncWorkers):
     def _begin_step(self, worker: int) -> None:
         step, base = self._next[worker], self._base_step(worker)
         self._end_wait(worker)
-        self.leads[worker].add(Staleness(steps=1, ahead=step - base, most=step - base))
+        self.staleness[worker].add(Staleness(1, step - base, step - base))
 
         def write_weights(out_P: Tensor) -> None:
             known = {
@@ -153,7 +153,7 @@ class VirtualTime(AsyncWorkers):
             self._learn_late()
         step = self._next[worker]
         self._next[worker] += 1
-        self._idle_since[worker] = self.leads[worker].now = self.now
+        self._idle_since[worker] = self.staleness[worker].now = self.now
         opened = self._open[step]
         message = opened.messages[worker]
         # Only now, so that most workers have most of what the ledger has counted
@@ -194,8 +194,8 @@ class VirtualTime(AsyncWorkers):
         heapq.heappush(self._events, (float(time), self._posted, worker))
 
     def _end_wait(self, worker: int) -> None:
-        self.leads[worker].waited_seconds += self.now - self._idle_since.pop(worker)
-        self.leads[worker].now = self.now
+        self.staleness[worker].waited_seconds += self.now - self._idle_since.pop(worker)
+        self.staleness[worker].now = self.now
 
     def _end(self, weights_P: Tensor) -> None:
         """Wait for all messages; write the weights, then the same for all."""

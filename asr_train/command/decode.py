@@ -79,22 +79,22 @@ def run(options: argparse.Namespace) -> int:
     stream = io.BytesIO(standard_input()) if "-" in options.files else None
 
     def speaker(files: list[str]) -> Decoded:
-        heard, lost = {}, {}
+        audible, lost = {}, {}
         for name in files:
             try:
                 audio = stream if name == "-" and stream is not None else name
-                heard[name] = recogniser.features(audio, channel=options.channel)
+                audible[name] = recogniser.features(audio, channel=options.channel)
             except (ValueError, OSError) as error:
                 lost[name] = str(error)
             except (MemoryError, RuntimeError) as error:
                 lost[name] = f"{name}: {_too_large(error)}"
         try:
-            said = recogniser.transcribe_features([*heard.values()])
+            results = recogniser.transcribe_features([*audible.values()])
         except (ValueError, MemoryError, RuntimeError) as error:  # of all, as one speaker
             why = error if isinstance(error, ValueError) else _too_large(error)
-            lost |= {name: f"{name}: {why}" for name in heard}
-            heard, said = {}, []
-        found = dict(zip(heard, said, strict=True))
+            lost |= {name: f"{name}: {why}" for name in audible}
+            audible, results = {}, []
+        found = dict(zip(audible, results, strict=True))
         return [(name, found.get(name), lost.get(name, "")) for name in files]
 
     decoded, low = 0, {}

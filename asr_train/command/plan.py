@@ -109,10 +109,10 @@ def run(options: argparse.Namespace) -> int:
 
 def call(given: Mapping[str, str]) -> str:
     """Return the command that makes the same plan: of make in a checkout, else of the package."""
-    said = {key: value for key, value in given.items() if value}
+    pairs = [(key, value) for key, value in given.items() if value]
     if IS_CHECKOUT:
-        return shlex.join(["make", "plan", *(f"{key.upper()}={said[key]}" for key in said)])
-    return shlex.join(["asr-train", "plan", *(f"{key}={said[key]}" for key in said)])
+        return shlex.join(["make", "plan", *(f"{key.upper()}={value}" for key, value in pairs)])
+    return shlex.join(["asr-train", "plan", *(f"{key}={value}" for key, value in pairs)])
 
 
 def parsed(arguments: Sequence[str]) -> dict[str, str]:

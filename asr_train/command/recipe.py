@@ -51,24 +51,24 @@ def run(options: argparse.Namespace) -> int:
     given = [_from_here(each) for each in options.make]
     inherited = [name for name in (*PATHS, *LISTS) if os.environ.get(name)]
     env = dict(_from_here(f"{name}={os.environ[name]}").split("=", 1) for name in inherited)
-    said = {name: os.environ[name] for name in apart if os.environ.get(name)}
-    said |= env | dict(each.split("=", 1) for each in given if "=" in each)
-    if (work := said.get("W")) and Path.cwd().is_relative_to(Path(work).resolve()):
+    variables = {name: os.environ[name] for name in apart if os.environ.get(name)}
+    variables |= env | dict(each.split("=", 1) for each in given if "=" in each)
+    if (work := variables.get("W")) and Path.cwd().is_relative_to(Path(work).resolve()):
         raise ValueError(
             f"W is {work}, the current folder or one above it; name a folder that holds nothing "
             "else, because `clean` removes it, or leave W out"
         )
-    if "W" not in said:
-        parts = [said[name] for name in APART if said.get(name)]
+    if "W" not in variables:
+        parts = [variables[name] for name in APART if variables.get(name)]
         given.append(f"W={Path.cwd() / '-'.join([options.name, 'work', *parts])}")
         _check_usable("this folder is", Path.cwd(), "call it in another, or with W=path")
     _check_usable("the package is in", Path(ROOT), "install it in another environment")
-    corpus = said.get("CORPUS", options.name)
+    corpus = variables.get("CORPUS", options.name)
     fetched, makefile = Path("data", corpus), folder / corpus / "Makefile"
     lines = makefile.read_text() if makefile.is_file() else ""
     default = re.search(r"^CORPUS_DIR \?= *(\S*)$", lines, re.MULTILINE)  # others synthesise
     near = default and (fetched if fetched.is_dir() else default[1])
-    if "CORPUS_DIR" not in said and near:
+    if "CORPUS_DIR" not in variables and near:
         given.append(f"CORPUS_DIR={Path(near).absolute()}")
     command = [make, "--no-print-directory", "-C", str(folder / options.name)]
     env["ASR_CALL"] = "asr-train recipe"  # in the commands that are printed

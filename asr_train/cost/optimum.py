@@ -149,8 +149,8 @@ def model_parallel_speedup(node: Node, nodes: float, frames: float, lambda_conn:
     calc = frames * node.frame_seconds / 3 / nodes
     share = (nodes - 1) / nodes * lambda_conn
     comm = node.activations * BYTES / node.bytes_per_second * frames * share
-    taken = 2 * max(calc, comm) + calc + node.fixed_seconds
-    return alone_seconds(node, frames) / taken
+    seconds = 2 * max(calc, comm) + calc + node.fixed_seconds
+    return alone_seconds(node, frames) / seconds
 
 
 # --- any cluster and method ---------------------------------------------------------------------

@@ -321,9 +321,9 @@ class _Run:
             self.sim.spawn(process)
         self.sim.run()
         warm = self.warm * self.parts
-        taken = np.mean([marks[self.steps] - marks[warm] for marks in self.marks])
+        seconds = np.mean([marks[self.steps] - marks[warm] for marks in self.marks])
         counted = (self.steps - warm) / self.parts
-        step_seconds = float(taken) / counted
+        step_seconds = float(seconds) / counted
         whole = self.work.seconds() / self.work.seconds(1 / self.parts, self.stripes)
         alone_seconds = whole * float(self.seconds_WS[:, warm:].mean())
         frames = self.workers * self.work.frames

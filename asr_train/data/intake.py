@@ -203,8 +203,8 @@ def _corpus_notes(parts: dict[str, list[Row]], source: Path | str) -> list[str]:
     notes = [f"{source}: {spelled(count, 'utterance')} of {spelled(len(everyone), 'speaker')}"]
     for split, names in speakers.items():
         count = len(parts[split])
-        said = f"{spelled(len(names), 'speaker')}, {spelled(count, 'utterance')}"
-        notes.append(f"  {split}: {said}: {few(names)}")
+        counts = f"{spelled(len(names), 'speaker')}, {spelled(count, 'utterance')}"
+        notes.append(f"  {split}: {counts}: {few(names)}")
     return notes
 
 

@@ -83,14 +83,14 @@ class Rescorer:
             beam = found.lattice.beam
             for one, choice in zip(rescored, choices, strict=True):
                 path = found.best(choice.lm_weight, choice.penalty)
-                said = path.words
+                words = path.words
                 if choice.mbr or confidences:
                     paths = posterior(found, choice.lm_weight, choice.penalty, beam)
-                    decision = decide(paths, said, ROUNDS if choice.mbr else 0)
-                    said = decision.words
+                    decision = decide(paths, words, ROUNDS if choice.mbr else 0)
+                    words = decision.words
                     one.confidences += decision.confidences
                     one.cut += paths.beam < beam
-                one.words += [self._names[k - 1] for k in said]
+                one.words += [self._names[k - 1] for k in words]
                 one.cost += path.cost
                 one.acoustic_cost += path.acoustic_cost
                 one.beam = min(one.beam, beam)

@@ -74,14 +74,14 @@ def spoken(row: dict[str, Any], lexicon: Lexicon) -> Spoken:
         begin = at
         while at < len(phones) and phones[at][1] < start + duration - 1e-6:
             at += 1
-        said = tuple(symbol for symbol, _ in phones[begin:at])
+        pron = tuple(symbol for symbol, _ in phones[begin:at])
         known = lexicon.prons.get(word, ())
-        if said not in known:
+        if pron not in known:
             raise ValueError(
-                f"{row['id']}: {word} is aligned with the phones {' '.join(said)!r}, but the "
-                f"lexicon has {[' '.join(pron) for pron in known]}; delete ali/ and run make again"
+                f"{row['id']}: {word} is aligned with the phones {' '.join(pron)!r}, but the "
+                f"lexicon has {[' '.join(one) for one in known]}; delete ali/ and run make again"
             )
-        variants.append((sys.intern(word), known.index(said)))
+        variants.append((sys.intern(word), known.index(pron)))
         pauses.append(at < len(phones) and phones[at][0] == SILENCE)
         at += pauses[-1]
     return Spoken(variants, pauses)

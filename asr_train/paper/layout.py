@@ -253,8 +253,8 @@ def _ratios_markdown(table: TableDict) -> str:
         if found["why"]
     }
     explanation = f"The paper's / ours. †: more than {MOST_OFF:g} times off; reasons are below."
-    said = [explanation, *sorted(reasons), *_warnings(table)]
-    return "\n#" + as_markdown("Ratios", lines[0], lines[1:], said)
+    remarks = [explanation, *sorted(reasons), *_warnings(table)]
+    return "\n#" + as_markdown("Ratios", lines[0], lines[1:], remarks)
 
 
 def _warnings(table: TableDict) -> list[str]:

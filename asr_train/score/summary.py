@@ -91,13 +91,13 @@ def page(line: str, scored: Sequence[Scored], pairs: dict[str, tuple[list[str], 
     parts.append("utterances")
     for s in scored:
         e = s.errors
-        said, heard, marks = show_alignment(align_words(*pairs[s.utt_id]))
+        reference, hypothesis, marks = show_alignment(align_words(*pairs[s.utt_id]))
         parts += [
             "",
             f"{s.utt_id}  speaker {s.speaker}  {e.correct} correct, {e.substitutions} sub, "
             f"{e.deletions} del, {e.insertions} ins",
-            f"  ref   {said}".rstrip(),
-            f"  hyp   {heard}".rstrip(),
+            f"  ref   {reference}".rstrip(),
+            f"  hyp   {hypothesis}".rstrip(),
         ]
         if e.errors:
             parts.append(f"        {marks}".rstrip())

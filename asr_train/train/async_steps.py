@@ -23,7 +23,7 @@ from asr_train.train.totals import take
 WriteWeights = Callable[[Tensor], None]
 
 
-def run_ahead(
+def run_asynchronous(
     model: Model,
     feed: Feed,
     state: RunState,
@@ -43,14 +43,14 @@ def run_ahead(
     """
     progress, method = state.progress, state.method
     weights_P = method.replicas[0].weights_P
-    assert method.ahead is not None
+    assert method.asynchronous is not None
     first, before = progress.step, progress.step - progress.epoch_step
     steps = min(most, state.optim.checkpoint_steps - first % state.optim.checkpoint_steps)
     local = method.exchange.local
     others = len(method.exchange) // len(local)  # for each one here
     state.bucket.point_at(weights_P)
     stretch = AsyncSteps(model, feed, state, first + steps, lambda frames: advance(frames * others))
-    method.ahead.run(
+    method.asynchronous.run(
         weights_P,
         first,
         steps,
@@ -60,7 +60,7 @@ def run_ahead(
     stretch.end()
     progress.step += steps
     progress.epoch_step += steps
-    return {taken: [row[worker] for worker in local] for taken, row in stretch.rows.items()}
+    return {done: [row[worker] for worker in local] for done, row in stretch.rows.items()}
 
 
 class AsyncSteps:
@@ -143,9 +143,9 @@ class AsyncSteps:
         else:
             loss = float(learned.sums_2[0])
             skip(self._state, 0, {worker: loss}, step + 1, f" by worker {worker}")
-        taken = step + 1
-        if taken % self._state.optim.log_steps == 0 and taken < self._stop:
-            self.rows.setdefault(taken, {})[worker] = take(self._state, worker)
+        done = step + 1
+        if done % self._state.optim.log_steps == 0 and done < self._stop:
+            self.rows.setdefault(done, {})[worker] = take(self._state, worker)
 
     def end(self) -> None:
         """Count the seconds of the drain."""

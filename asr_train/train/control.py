@@ -22,7 +22,7 @@ from asr_train.model.store import Model
 from asr_train.schema import AutoMinibatchSettings, AutoRateSettings
 from asr_train.schema.optim import Part
 from asr_train.shards.reader import Shards
-from asr_train.train.async_steps import run_ahead
+from asr_train.train.async_steps import run_asynchronous
 from asr_train.train.evaluate import evaluate
 from asr_train.train.feed import Feed, seen_by, when
 from asr_train.train.state import Interval, RunState
@@ -231,18 +231,18 @@ class Controllers:
         with state.roll_back_after(), state.method.undelayed():
             trial = self.feed(part)
             state.since_log = {worker: Interval() for worker in state.since_log}
-            taken = 0
-            while taken < trial.num_steps:
-                if state.method.ahead is None:
-                    _, reading = when(state, trial, taken)
-                    state.method.begin_step(reading, trial.phase(taken).minibatch_frames)
+            done = 0
+            while done < trial.num_steps:
+                if state.method.asynchronous is None:
+                    _, reading = when(state, trial, done)
+                    state.method.begin_step(reading, trial.phase(done).minibatch_frames)
                     step(self.model, trial.next, state, state.schedule.rate_at(*rate))
-                    taken += 1
+                    done += 1
                     continue
-                before, most = state.progress.step, trial.num_steps - taken
-                rows = run_ahead(self.model, trial, state, lambda frames: None, most, rate)
+                before, most = state.progress.step, trial.num_steps - done
+                rows = run_asynchronous(self.model, trial, state, lambda frames: None, most, rate)
                 learned = sum((one.interval for row in rows.values() for one in row), learned)
-                taken += state.progress.step - before
+                done += state.progress.step - before
             state.settle()
             learned = sum(state.since_log.values(), learned)
             row = [float(learned.frames), float(learned.correct)]

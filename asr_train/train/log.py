@@ -150,7 +150,7 @@ class Totals:
     Attributes:
         interval: of all workers, steps and seconds are of the process that writes the log; all
             else, including `skipped`, is summed.
-        lead: None: workers are synchronous.
+        staleness: None: workers are synchronous.
     """
 
     workers: int
@@ -158,7 +158,7 @@ class Totals:
     sent: Sent
     threshold: float = 0.0
     squares: float = 0.0  # of residuals
-    lead: Staleness | None = None
+    staleness: Staleness | None = None
 
 
 def train_row(
@@ -191,17 +191,17 @@ def train_row(
         "overflows": sent.overflows,
         "threshold": totals.threshold if has_threshold else None,
         "residual_norm": math.sqrt(totals.squares / workers) if keeps else None,
-        **({} if totals.lead is None else _lead_numbers(totals.lead)),
+        **({} if totals.staleness is None else _staleness_numbers(totals.staleness)),
     }
 
 
-def _lead_numbers(lead: Staleness) -> dict[str, Any]:
-    steps = max(1, lead.steps)  # 0: resumed by other workers where an epoch ends
+def _staleness_numbers(staleness: Staleness) -> dict[str, Any]:
+    steps = max(1, staleness.steps)  # 0: resumed by other workers where an epoch ends
     return {
-        "staleness_mean": lead.ahead / steps,
-        "staleness_max": int(lead.most),
-        "peer_wait_seconds": lead.waited_seconds / steps,
-        "simulated_seconds": lead.now or None,
+        "staleness_mean": staleness.total / steps,
+        "staleness_max": int(staleness.most),
+        "peer_wait_seconds": staleness.waited_seconds / steps,
+        "simulated_seconds": staleness.now or None,
     }
 
 

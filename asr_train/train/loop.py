@@ -29,7 +29,7 @@ from asr_train.model.store import build_model, initialise_from, load_model, save
 from asr_train.schema import RunSettings, Virtual
 from asr_train.shards.read_ahead import reading_thread
 from asr_train.shards.reader import Shards
-from asr_train.train.async_steps import run_ahead
+from asr_train.train.async_steps import run_asynchronous
 from asr_train.train.batched import Batched
 from asr_train.train.captured import MOST, captured_for
 from asr_train.train.control import Controllers
@@ -181,8 +181,8 @@ def train(
             """Return the rate of the last of so many steps of the epoch."""
             return state.schedule.rate_at(*when(state, feed, max(0, epoch_step - 1)))  # 0: first
 
-        def write_row(step: int, taken: Sequence[Totals] | None = None) -> None:
-            totals = gathered(state, taken)
+        def write_row(step: int, local: Sequence[Totals] | None = None) -> None:
+            totals = gathered(state, local)
             progress.frames += totals.interval.frames
             epoch_step = progress.epoch_step - (progress.step - step)
             at_step = replace(progress, step=step)
@@ -260,7 +260,7 @@ def train(
                     control.set_minibatch(feed)
                     feed = control.feed()
                     feed.start(progress.epoch_step)
-                if method.ahead is None:
+                if method.asynchronous is None:
                     done, reading = when(state, feed, progress.epoch_step)
                     phase = feed.phase(progress.epoch_step)
                     method.begin_step(reading, phase.minibatch_frames)
@@ -271,10 +271,10 @@ def train(
                         check_replicas(state)
                 else:
                     most = control.next_step(feed) - progress.epoch_step
-                    rows = run_ahead(model, feed, state, log.advance, most)
+                    rows = run_asynchronous(model, feed, state, log.advance, most)
                     check_replicas(state)
-                    for row_step, taken in sorted(rows.items()):
-                        write_row(row_step, taken)
+                    for row_step, totals in sorted(rows.items()):
+                        write_row(row_step, totals)
                 # The epoch's last row, written below, also counts what its end sends
                 if progress.step % optim.log_steps == 0 and progress.epoch_step < feed.num_steps:
                     write_row(progress.step)

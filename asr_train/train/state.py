@@ -267,13 +267,13 @@ class RunState:
 
     def roll_back(self, held: Held) -> None:
         """Restore what `held` returned; counts of what was sent, and a simulated clock, go on."""
-        sent, ahead = dict(self.method.sent), self.method.ahead
-        if ahead is not None:
-            leads, now = dict(ahead.leads), ahead.now
+        sent, workers = dict(self.method.sent), self.method.asynchronous
+        if workers is not None:
+            staleness, now = dict(workers.staleness), workers.now
         self._load(held)
         self.method.sent.update(sent)  # in place: asynchronous workers share it
-        if ahead is not None:
-            ahead.leads, ahead.now = leads, now
+        if workers is not None:
+            workers.staleness, workers.now = staleness, now
 
     def _load(self, held: Held) -> None:
         held = copy.deepcopy(held)  # methods may keep what they load

@@ -18,39 +18,39 @@ def take(state: RunState, worker: int) -> Totals:
     counts.compress_seconds += seconds["compress"]
     counts.transfer_seconds += seconds["transfer"]
     tau, squares = state.method.measures(worker)
-    ahead = state.method.ahead
-    lead = None if ahead is None else ahead.take_lead(worker)
-    return Totals(1, counts, state.method.take_sent(worker), tau, squares, lead)
+    workers = state.method.asynchronous
+    staleness = None if workers is None else workers.take_staleness(worker)
+    return Totals(1, counts, state.method.take_sent(worker), tau, squares, staleness)
 
 
 def _restored(row: Sequence[Any]) -> Totals:
     """Return totals that were plain data."""
-    workers, counts, sent, threshold, squares, lead = row
-    known = None if lead is None else Staleness(*lead)
+    workers, counts, sent, threshold, squares, staleness = row
+    known = None if staleness is None else Staleness(*staleness)
     return Totals(workers, Interval(*counts), Sent(*sent), threshold, squares, known)
 
 
-def gathered(state: RunState, taken: Sequence[Totals] | None = None) -> Totals:
+def gathered(state: RunState, local: Sequence[Totals] | None = None) -> Totals:
     """Return what all workers did since the last row of the log.
 
     Args:
-        taken: totals of the local workers, in their order; None: up to now.
+        local: totals of the local workers, in their order; None: up to now.
     """
     exchange, stripes = state.method.exchange, state.bucket.stripes
-    if taken is None:
-        taken = [take(state, worker) for worker in exchange.local]
+    if local is None:
+        local = [take(state, worker) for worker in exchange.local]
     everyone = exchange if stripes is None else stripes.everyone
-    found = everyone.plain([astuple(one) for one in taken])
+    found = everyone.plain([astuple(one) for one in local])
     rows = [_restored(row) for row in (found if stripes is None else stripes.ordered(found))]
-    lead = None if state.method.ahead is None else Staleness()
-    here = sum((one.interval for one in taken), Interval())
+    staleness = None if state.method.asynchronous is None else Staleness()
+    here = sum((one.interval for one in local), Interval())
     here.steps //= len(exchange.local)
     first = rows[: len(exchange)]  # in the order of workers; further stripes have equal counts
     for name in ("skipped", "frames", "loss", "correct"):
         setattr(here, name, sum(getattr(row.interval, name) for row in first))
     for row in first:
-        if lead is not None and row.lead is not None:
-            lead.add(row.lead)
+        if staleness is not None and row.staleness is not None:
+            staleness.add(row.staleness)
     sent = sum((row.sent for row in rows), Sent())
     squares = sum(row.squares for row in rows)
-    return Totals(len(exchange), here, sent, rows[0].threshold, squares, lead)
+    return Totals(len(exchange), here, sent, rows[0].threshold, squares, staleness)

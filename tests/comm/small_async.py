@@ -112,17 +112,17 @@ class Run:
         self, gradient: Callable, workers=4, begin_P=BEGIN_P, bad=(), idle=(), **changes
     ) -> None:
         self.method = build(settings(**changes), Loopback(range(workers), CPU), SIZE)
-        assert isinstance(self.method.ahead, VirtualTime)
-        self.ahead: VirtualTime = self.method.ahead
+        assert isinstance(self.method.asynchronous, VirtualTime)
+        self.asynchronous: VirtualTime = self.method.asynchronous
         self.weights_P = begin_P.clone()
         self.learner = GradientSource(gradient, self.weights_P, bad, idle)
         self.step = 0
 
     def steps(self, count: int, rate: Callable[[int], float] = lambda step: RATE) -> "Run":
-        self.ahead.run(self.weights_P, self.step, count, rate, self.learner)
+        self.asynchronous.run(self.weights_P, self.step, count, rate, self.learner)
         self.step += count
         return self
 
     @property
     def residuals(self) -> list[torch.Tensor]:
-        return [peer.residual_P for peer in self.ahead.peers.values()]
+        return [peer.residual_P for peer in self.asynchronous.peers.values()]

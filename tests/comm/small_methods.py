@@ -154,7 +154,7 @@ class Run:
 
     def steps(self, count: int) -> "Run":
         for _ in range(count):
-            if (ahead := self.method.ahead) is not None:
+            if (ahead := self.method.asynchronous) is not None:
                 weights_P = self.replicas[0].weights_P
                 ahead.run(weights_P, self.step, 1, lambda _: self.rate, _OneByOne(self))
                 self.step += 1

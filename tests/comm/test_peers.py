@@ -67,10 +67,10 @@ def test_a_message_counts_at_once_unless_it_is_too_far_ahead():
     moved_P[index_K] = -RATE * (1 - 2 * is_negative_K.float())
     assert torch.equal(after_P, before_P + moved_P)
     receiver.receive(first)
-    assert receiver.lead == 0
-    assert sender.lead == 3 > sender.staleness
+    assert receiver.steps_ahead == 0
+    assert sender.steps_ahead == 3 > sender.staleness
     sender.receive(message(receiver, 0))
-    assert sender.lead == 2 == sender.staleness
+    assert sender.steps_ahead == 2 == sender.staleness
 
 
 def test_the_rate_of_a_message_is_that_of_its_step():

@@ -56,7 +56,7 @@ class Late:
 def real(exchange, gradient, staleness=3, late=None, begin_P=BEGIN_P, stretches=(STEPS,)):
     """Train; return the result, and how far ahead this worker was."""
     method = build(settings(staleness), exchange, SIZE)
-    ahead, worker = method.ahead, exchange.local[0]
+    ahead, worker = method.asynchronous, exchange.local[0]
     assert isinstance(ahead, RealTime)
     if late is not None:
         ahead.links = Late(ahead.links, worker, late)
@@ -65,13 +65,13 @@ def real(exchange, gradient, staleness=3, late=None, begin_P=BEGIN_P, stretches=
     for steps in stretches:
         ahead.run(weights_P, step, steps, lambda step: RATE, learner)
         step += steps
-    lead = ahead.take_lead(worker)
+    staleness = ahead.take_staleness(worker)
     method.close(None)
     seen = [learner.seen[worker, s].numpy() for s in range(step)]
     return {
         "weights": weights_P.numpy(),
         "residual": ahead.peer.residual_P.numpy(),
-        "lead": lead,
+        "staleness": staleness,
         "seen": seen,
     }
 
@@ -95,7 +95,7 @@ def test_after_a_drain_all_replicas_are_the_same(workers, late):
     for one in found:
         assert one["weights"].tobytes() == found[0]["weights"].tobytes()
         assert one["weights"].tobytes() != BEGIN_P.numpy().tobytes()
-        assert one["lead"].steps == STEPS
+        assert one["staleness"].steps == STEPS
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])
@@ -111,9 +111,9 @@ def test_nobody_is_further_ahead_than_the_bound(staleness):
         return looking(worker, step, weights_P)
 
     found = ran(lambda e: real(e, gradient, staleness), 3)
-    assert [one["lead"].most for one in found[1:]] == [staleness] * 2
-    assert found[0]["lead"].most <= staleness
-    assert found[2]["lead"].waited_seconds > 0
+    assert [one["staleness"].most for one in found[1:]] == [staleness] * 2
+    assert found[0]["staleness"].most <= staleness
+    assert found[2]["staleness"].waited_seconds > 0
 
 
 def test_without_staleness_it_is_the_virtual_run_to_the_bit():
@@ -146,13 +146,13 @@ def test_who_is_late_is_named_with_what_is_missing():
 
         def gradient(worker, step, weights_P):
             if (worker, step) == (0, 6):  # the last step that it reaches
-                method.ahead.links.timeout_seconds = 1.0
+                method.asynchronous.links.timeout_seconds = 1.0
             if (worker, step) == (1, 4):
                 assert over.wait(PATIENCE_SECONDS)
             return looking(worker, step, weights_P)
 
         try:
-            method.ahead.run(
+            method.asynchronous.run(
                 weights_P, 0, 10, lambda step: RATE, GradientSource(gradient, weights_P)
             )
         except ExchangeError as error:
@@ -171,7 +171,7 @@ def test_who_is_late_is_named_with_what_is_missing():
 def test_a_process_that_speaks_for_another_is_refused():
     def main(exchange):
         method = build(settings(2), exchange, SIZE)
-        peer, links = method.ahead.peer, method.ahead.links
+        peer, links = method.asynchronous.peer, method.asynchronous.links
         peer.begin(0, BEGIN_P, lambda step: RATE)
         if exchange.local[0] == 2:
             peer.worker = 1
@@ -181,7 +181,7 @@ def test_a_process_that_speaks_for_another_is_refused():
             return None
         try:
             with pytest.raises(MessageError, match=r"\(worker, .*\) \(1, .*\) but \(2, ") as error:
-                method.ahead._take(20)
+                method.asynchronous._take(20)
             return str(error.value)
         finally:
             exchange.barrier()

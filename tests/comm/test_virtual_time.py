@@ -69,7 +69,7 @@ def test_without_staleness_it_is_synchronous_gtc_to_the_bit(adaptive, time):
             assert torch.equal(run.learner.seen[worker, step], seen[step - 1])
         assert torch.equal(run.residuals[worker], method.worker_state(worker)["owed"]["residual_P"])
     if adaptive:
-        assert run.ahead.thresholds.tau != GTC["threshold"]
+        assert run.asynchronous.thresholds.tau != GTC["threshold"]
 
 
 def test_order_and_delays_do_not_change_what_made_up_gradients_give():
@@ -90,7 +90,7 @@ def test_what_was_sent_and_what_is_kept_is_all_there_was():
 def test_the_same_seed_gives_the_same_run_and_another_another():
     one, same, other = (Run(looking, seed=seed).steps(12) for seed in (0, 0, 1))
     assert torch.equal(one.weights_P, same.weights_P)
-    assert (one.ahead.now, one.learner.begun) == (same.ahead.now, same.learner.begun)
+    assert (one.asynchronous.now, one.learner.begun) == (same.asynchronous.now, same.learner.begun)
     assert not torch.equal(one.weights_P, other.weights_P)
 
 
@@ -113,18 +113,18 @@ def test_nobody_is_further_ahead_than_the_bound(staleness):
     run.learner.of = gradient
     run.steps(20)
     assert max(ahead) == staleness
-    leads = [run.ahead.take_lead(worker) for worker in range(4)]
-    assert max(lead.most for lead in leads) == staleness
-    assert [lead.steps for lead in leads] == [20] * 4
-    assert all(lead.ahead <= 20 * staleness for lead in leads)
-    waits = [lead.waited_seconds for lead in leads]
+    found = [run.asynchronous.take_staleness(worker) for worker in range(4)]
+    assert max(one.most for one in found) == staleness
+    assert [one.steps for one in found] == [20] * 4
+    assert all(one.total <= 20 * staleness for one in found)
+    waits = [one.waited_seconds for one in found]
     assert min(waits[:3]) > waits[3]  # the slow worker waits least
-    assert run.ahead.now == max(lead.now for lead in leads)
+    assert run.asynchronous.now == max(one.now for one in found)
 
 
 def test_more_staleness_takes_less_time_where_speeds_differ_by_chance():
     took = [
-        Run(made_up, staleness=s, speed_spread=0.0, step_spread=0.5).steps(60).ahead.now
+        Run(made_up, staleness=s, speed_spread=0.0, step_spread=0.5).steps(60).asynchronous.now
         for s in (0, 1, 4, 16)
     ]
     assert took == sorted(took, reverse=True)
@@ -135,7 +135,9 @@ def test_a_slow_worker_sets_the_pace_whatever_the_staleness():
     """Bounded staleness evens out short delays; a worker that is always slow must be waited for."""
     alone = {"speed_spread": 0.0, "step_spread": 0.0, "delay_seconds": 0.0, "slowdown": 3.0}
     for staleness in (0, 4):
-        assert Run(made_up, staleness=staleness, **alone).steps(40).ahead.now == pytest.approx(120)
+        assert Run(made_up, staleness=staleness, **alone).steps(
+            40
+        ).asynchronous.now == pytest.approx(120)
 
 
 @pytest.mark.parametrize("adaptive", [None, ADAPTIVE])
@@ -152,10 +154,12 @@ def test_a_run_goes_on_from_its_state_to_the_same_bits(saved_at, adaptive):
         second.method.load_worker_state(worker, state)
     second.steps(12 - saved_at)
     assert torch.equal(second.weights_P, whole.weights_P)
-    assert second.ahead.now == whole.ahead.now
+    assert second.asynchronous.now == whole.asynchronous.now
     for worker in range(4):
         assert torch.equal(second.residuals[worker], whole.residuals[worker])
-        assert second.ahead.take_lead(worker) == whole.ahead.take_lead(worker)
+        assert second.asynchronous.take_staleness(worker) == whole.asynchronous.take_staleness(
+            worker
+        )
         assert second.method.take_sent(worker) == whole.method.take_sent(worker)
 
 
@@ -175,7 +179,7 @@ def test_weights_are_those_of_a_worker_that_receives_each_message_when_it_arrive
     gradient = run.learner.gradient
 
     def at(worker, step, write_weights):
-        begun_at[worker, step] = run.ahead.now
+        begun_at[worker, step] = run.asynchronous.now
         return gradient(worker, step, write_weights)
 
     def closed(ahead, step):
@@ -188,7 +192,7 @@ def test_weights_are_those_of_a_worker_that_receives_each_message_when_it_arrive
         patch.setattr(VirtualTime, "_close", closed)
         run.steps(steps)
     times = {time for times_WW in arrival.values() for time in times_WW.flatten().tolist()}
-    assert len(times) == 4 * steps * (4 if run.ahead.settings.delay_seconds else 1)
+    assert len(times) == 4 * steps * (4 if run.asynchronous.settings.delay_seconds else 1)
     for peer in begun(4, staleness=staleness):
         due = sorted(
             (arrival[step][worker, peer.worker], worker != peer.worker, step, worker)
@@ -216,8 +220,8 @@ def test_messages_are_counted_as_they_would_be_encoded(codec_name, monkeypatch):
     monkeypatch.setattr(Sender, "learn", noted)
     run = Run(made_up).steps(3)
     sizes = [len(codec.write(m.words_K, m.header, peer.kind)) for peer, m in found]
-    assert sum(run.ahead.sent[worker].bits for worker in range(4)) == 8 * sum(sizes)
-    received = sum(run.ahead.sent[worker].received_bits for worker in range(4))
+    assert sum(run.asynchronous.sent[worker].bits for worker in range(4)) == 8 * sum(sizes)
+    received = sum(run.asynchronous.sent[worker].received_bits for worker in range(4))
     assert received == 8 * 3 * sum(size + FRAME_BYTES for size in sizes)
 
 
@@ -226,7 +230,7 @@ def test_a_worker_without_a_minibatch_asks_for_no_weights_and_changes_nothing():
     run = Run(looking, idle=idle).steps(12)
     assert not any(worker == 2 for worker, _ in run.learner.seen)
     assert (2, 11, True) in run.learner.done
-    assert run.ahead.sent[2].elements == 0
+    assert run.asynchronous.sent[2].elements == 0
 
 
 @pytest.mark.parametrize("adaptive", [None, ADAPTIVE])
@@ -244,18 +248,18 @@ def test_gradients_computed_together_make_the_same_run(time, most, adaptive):
     for name, weights_P in wanted.learner.seen.items():
         assert torch.equal(found.learner.seen[name], weights_P)
     assert found.learner.done == wanted.learner.done
-    assert found.ahead.group_state() == wanted.ahead.group_state()
-    assert found.ahead.leads == wanted.ahead.leads
-    assert found.ahead.sent == wanted.ahead.sent
+    assert found.asynchronous.group_state() == wanted.asynchronous.group_state()
+    assert found.asynchronous.staleness == wanted.asynchronous.staleness
+    assert found.asynchronous.sent == wanted.asynchronous.sent
     assert all(map(torch.equal, found.residuals, wanted.residuals))
     assert max(found.learner.together) == most
     assert sum(found.learner.together) == 4 * 12 - 2
 
 
 def test_leads_of_workers_add_up_to_the_time_of_the_last():
-    lead = Staleness(steps=2, ahead=3, most=2, waited_seconds=1.5, now=10.0)
-    lead.add(Staleness(steps=4, ahead=1, most=1, waited_seconds=0.5, now=12.0))
-    assert lead == Staleness(steps=6, ahead=4, most=2, waited_seconds=2.0, now=12.0)
+    staleness = Staleness(steps=2, total=3, most=2, waited_seconds=1.5, now=10.0)
+    staleness.add(Staleness(steps=4, total=1, most=1, waited_seconds=0.5, now=12.0))
+    assert staleness == Staleness(steps=6, total=4, most=2, waited_seconds=2.0, now=12.0)
 
 
 def test_no_random_number_of_a_run_is_drawn_twice(monkeypatch):

@@ -249,7 +249,7 @@ def test_another_number_of_workers_keeps_what_is_owed(splits, tmp_path, capsys, 
     parts = [load_tensors(path) for path in sorted((folder / "ckpt").glob(f"{last.stem}*.pt"))]
     owed_P = sum(part["worker"]["owed"]["residual_P"] for part in parts)
     seen = []
-    original = loop.run_ahead if workers > 1 else loop.step
+    original = loop.run_asynchronous if workers > 1 else loop.step
 
     def watch(model, feed, state, *rest):
         if not seen:
@@ -386,7 +386,7 @@ def test_a_hung_process_is_an_error_in_the_stated_time(splits, tmp_path):
     def gradient(stretch, worker, step, *rest):
         calls.append(1)
         if (worker, len(calls)) == (0, 17):
-            stretch._state.method.ahead.links.timeout_seconds = 1.0
+            stretch._state.method.asynchronous.links.timeout_seconds = 1.0
             waits.set()
         if (worker, len(calls)) == (1, 15):
             assert waits.wait(forked.PATIENCE_SECONDS)

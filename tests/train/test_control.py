@@ -453,17 +453,20 @@ def test_a_simulated_clock_does_not_run_back_when_a_model_is_reverted():
         def finished(self, worker, step, is_finite):
             pass
 
-    method.ahead.run(bucket.weights_P, 0, 5, lambda step: 0.1, Source())
-    held, early = state.held(), method.ahead.now
-    method.ahead.run(bucket.weights_P, 5, 10, lambda step: 0.1, Source())
-    assert method.ahead.now > early > 0
-    now, steps = method.ahead.now, [method.ahead.leads[worker].steps for worker in range(3)]
+    method.asynchronous.run(bucket.weights_P, 0, 5, lambda step: 0.1, Source())
+    held, early = state.held(), method.asynchronous.now
+    method.asynchronous.run(bucket.weights_P, 5, 10, lambda step: 0.1, Source())
+    assert method.asynchronous.now > early > 0
+    now, steps = (
+        method.asynchronous.now,
+        [method.asynchronous.staleness[worker].steps for worker in range(3)],
+    )
     state.roll_back(held)
-    assert method.ahead.now == now
-    assert [method.ahead.leads[worker].steps for worker in range(3)] == steps == [15] * 3
-    seconds = dict(method.ahead.seconds)
+    assert method.asynchronous.now == now
+    assert [method.asynchronous.staleness[worker].steps for worker in range(3)] == steps == [15] * 3
+    seconds = dict(method.asynchronous.seconds)
     with state.roll_back_after():
-        method.ahead.run(bucket.weights_P, 15, 5, lambda step: 0.1, Source())
+        method.asynchronous.run(bucket.weights_P, 15, 5, lambda step: 0.1, Source())
     assert method.take_seconds() == seconds != method.take_seconds()
 
 

@@ -21,9 +21,9 @@ def build(settings: schema.CommSettings, exchange: Exchange, size: int) -> Excha
     """A lone worker is plain SGD. Raises ValueError if processes host several workers each."""
     if len(exchange) == 1:
         return ExchangeMethod(exchange, [exchange], [Alone()])
-    ahead = workers_of(settings, exchange, size)
-    method = ExchangeMethod(exchange, [exchange], [ahead], ahead=ahead)
-    method.sent, method.seconds = ahead.sent, ahead.seconds
+    workers = workers_of(settings, exchange, size)
+    method = ExchangeMethod(exchange, [exchange], [workers], asynchronous=workers)
+    method.sent, method.seconds = workers.sent, workers.seconds
     return method
 
 
