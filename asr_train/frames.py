@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left, bisect_right
 
 UNKNOWN_SAMPLES = 1 << 62  # libsndfile's number for a FLAC file whose header has none
+NO_LENGTH = "does not say how long it is, like files written to a pipe; write it anew"
 
 
 def samples_of(seconds: float, rate: int) -> int:

@@ -98,7 +98,7 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
     from asr_train.bundle.audio import check_whole
     from asr_train.checks import check_text
     from asr_train.files import read_text
-    from asr_train.frames import UNKNOWN_SAMPLES
+    from asr_train.frames import NO_LENGTH, UNKNOWN_SAMPLES
 
     path = item.audio.relative_to(folder).as_posix()
     if path.encode(errors="replace").decode() != path:
@@ -116,9 +116,7 @@ def _row(item: "Item", folder: Path, pattern: re.Pattern[str] | None) -> tuple[s
         info = soundfile.info(item.audio)
         seconds = info.duration
         if info.frames >= UNKNOWN_SAMPLES:
-            raise ValueError(
-                f"{path} does not say how long it is, like files written to a pipe; write it anew"
-            )
+            raise ValueError(f"{path} {NO_LENGTH}")
         if seconds == 0:
             raise ValueError(f"{path} has no samples; record it again, or delete it")
         check_whole(item.audio)

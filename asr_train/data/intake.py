@@ -28,7 +28,7 @@ from asr_train.data.corpus import (
 from asr_train.data.remarks import KEPT, Remark
 from asr_train.data.transcripts import DigitsError, Transcriber
 from asr_train.files import MAX_ID_BYTES
-from asr_train.frames import UNKNOWN_SAMPLES, whole_rate
+from asr_train.frames import NO_LENGTH, UNKNOWN_SAMPLES, whole_rate
 from asr_train.jobs import map_evenly
 from asr_train.lang.lexicon import Lexicon
 from asr_train.schema import Channel, IntakeSettings, LexiconSettings, LowRate
@@ -280,8 +280,7 @@ def _by_header(row: Row, info: soundfile.SoundFile, settings: IntakeSettings) ->
             f"have no more, set {lower}; else drop it, or set {settings.GROUP}.low_rate=resample",
         )
     if info.frames >= UNKNOWN_SAMPLES:
-        why = f"{path} does not say how long it is, like files written to a pipe; write it anew"
-        raise _UnusableError("unreadable audio", why)
+        raise _UnusableError("unreadable audio", f"{path} {NO_LENGTH}")
     seconds = info.frames / rate
     tolerance = settings.duration_tolerance_seconds
     if row.start is None and abs(seconds - row.seconds) > tolerance:

@@ -23,7 +23,7 @@ from asr_train.checks import few, spelled
 from asr_train.data.corpus import CorpusError, cut_of, whole_recording
 from asr_train.data.table import TABLE, write_table
 from asr_train.files import read_lines, write_text
-from asr_train.frames import UNKNOWN_SAMPLES
+from asr_train.frames import NO_LENGTH, UNKNOWN_SAMPLES
 
 OVERSHOOT_SECONDS = 0.5  # of a segment past the recording's end, as in Kaldi's extract-segments
 OURS = ".asr_train"  # marks a folder that may be written again; of an import, names its lists
@@ -271,7 +271,7 @@ def _recordings(data: DataDir) -> dict[str, Recording]:
         try:
             info, why = soundfile.info(source.path), ""
             if info.frames >= UNKNOWN_SAMPLES:
-                why = "it does not say how long it is, like files written to a pipe; write it anew"
+                why = f"it {NO_LENGTH}"
         except soundfile.LibsndfileError as error:
             why = error.error_string if source.path.exists() else "it is missing"
         if why:
