@@ -22,11 +22,11 @@ from asr_train.decode.scorer import known_states
 from asr_train.files import naming_full_disk
 from asr_train.lang.arpa import MAX_ORDER, in_upper_case, write_arpa
 from asr_train.lang.g2p import Pronunciation
-from asr_train.lang.index import Lang, grammar_words
+from asr_train.lang.index import NGRAM, Lang, grammar_words
 from asr_train.lang.lexicon import Lexicon, odd_among, read_lexicon_file
 from asr_train.lang.ngram import Text, prune, read_sentences, train
 from asr_train.lang.states import States
-from asr_train.schema import GrammarKind, GrammarSettings, NormaliserKind
+from asr_train.schema import GrammarKind, NormaliserKind
 from asr_train.score.normalise import straight, transcribed
 from asr_train.search.graph import decoding_graph, with_penalty
 
@@ -120,9 +120,7 @@ def change_grammar(
 
 def _language(opened: Bundle, states: States, wanted: Wanted, arpa: Path) -> Lang:
     """Return the language of a grammar; an n-gram model is written as `arpa`."""
-    grammar = GrammarSettings(
-        kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
-    )
+    grammar = NGRAM
     sentences: list[list[str]] = []
     own = {} if wanted.lexicon is None else read_lexicon_file(wanted.lexicon)
     if wanted.words:

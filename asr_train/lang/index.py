@@ -16,6 +16,9 @@ from asr_train.schema import GrammarKind, GrammarSettings, build, plain
 
 FORMAT = 2
 MOST = 1 - 1e-6  # probability of a silence; the file's six digits may say 1
+NGRAM = GrammarSettings(  # of a model whose file is `Lang.arpa`
+    kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
+)
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,7 @@ def write_ngram_lang(path: Path | str, lang: Lang, model: NgramModel) -> None:
     """Write the same language with an n-gram model as its grammar, in G.arpa beside the index."""
     arpa = Path(path).parent / "G.arpa"
     write_arpa(arpa, model)
-    grammar = GrammarSettings(
-        kind=GrammarKind.ngram, words=[], min_words=1, max_words=None, file=None
-    )
-    write_lang(path, replace(lang, grammar=grammar, arpa=arpa))
+    write_lang(path, replace(lang, grammar=NGRAM, arpa=arpa))
 
 
 def load_lang(path: Path | str) -> Lang:
