@@ -143,7 +143,7 @@ gpu-wheels: .venv/.ready
 ##                                 crossovers, K-hat, in plan/ (clusters: conf/cluster/; model: docs/cost.md;
 ##                                 all options: .venv/bin/asr-train plan -h)
 plan: .venv/.ready
-	@$(BIN)/python -m asr_train plan out=plan $(foreach v,$(filter-out PYTHON,$(GIVEN)),$(shell echo $v | tr A-Z a-z)='$($v)')
+	@$(BIN)/python -m asr_train plan out=plan $(foreach v,$(filter-out PYTHON V DEBUG JOBS,$(GIVEN)),$(shell echo $v | tr A-Z a-z)='$($v)')
 
 ## make lock                       update the pinned packages in requirements.lock
 lock: .venv/.ready

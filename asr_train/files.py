@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+JSONL = (".jsonl", ".jsonl.gz")
 MAX_ID_BYTES = 90  # of an utterance id in shards: a plain tar's names have 100, .feats.npy takes 10
 
 
@@ -184,9 +185,7 @@ def read_json(path: Path | str) -> Any:
     try:
         return json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:  # of its text, its numbers or its depth
-        raise DamagedFileError(
-            f"{path} is not valid JSON ({error}); delete it and run make again"
-        ) from error
+        raise _not_json(path, f"is not valid JSON ({error})", ".json") from error
 
 
 def write_jsonl(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
@@ -218,13 +217,17 @@ def iter_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
                 number += 1
                 yield json.loads(line.decode().removesuffix("\n"))
     except json.JSONDecodeError as error:
-        raise DamagedFileError(
-            f"{path}, line {number} is not valid JSON ({error}); delete it and run make again"
-        ) from error
+        why = f"is not valid JSON in line {number} ({error})"
+        raise _not_json(path, why, *JSONL) from error
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
-        raise DamagedFileError(
-            f"{path} cannot be unpacked ({error}); delete it and run make again"
-        ) from error
+        raise _not_json(path, f"cannot be unpacked ({error})", *JSONL) from error
+
+
+def _not_json(path: Path | str, why: str, *suffixes: str) -> "DamagedFileError":
+    """Return an error that advises to delete a file only if its name is that of such a file."""
+    if str(path).endswith(suffixes):
+        return DamagedFileError(f"{path} {why}; delete it and run make again")
+    return DamagedFileError(f"{path} {why}; name a file that ends in {' or '.join(suffixes)}")
 
 
 def read_jsonl(path: Path | str) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ result.
 import copy
 import ctypes
 import errno
+import inspect
 import io
 import multiprocessing
 import os
@@ -203,12 +204,13 @@ def main(stage: Callable[..., str | None], usage: str) -> None:
     """
     paths = sys.argv[1:]
     name = Path(sys.argv[0]).stem
-    if not paths or paths[0] in ("-h", "--help"):
+    asked = paths[:1] in (["-h"], ["--help"])
+    if asked or not _takes(stage, paths):
         try:
             print(usage.strip(), flush=True)
         except BrokenPipeError:
             drop_output()
-        sys.exit(0 if paths else 2)
+        sys.exit(0 if asked else 2)
     start = time.time()
     print_any_text()
     try:
@@ -229,6 +231,15 @@ def main(stage: Callable[..., str | None], usage: str) -> None:
         sys.exit(f"{name}: {without_make(why) if interrupt.WITHOUT_MAKE in os.environ else why}")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # only Python's own shutdown is left
+
+
+def _takes(stage: Callable[..., str | None], paths: list[str]) -> bool:
+    """Return whether it can be called with so many paths, at least one."""
+    try:
+        inspect.signature(stage).bind(*paths)
+    except TypeError:
+        return False
+    return bool(paths)
 
 
 def drop_output() -> None:

@@ -37,8 +37,11 @@ def locked(path: Path, refusal: str, waits: bool = False) -> Iterator[None]:
 def making(output: str) -> Iterator[None]:
     """Hold the lock of a stage's output, if it is in the work folder that ASR_WORK names.
 
+    Claims the folder for the make that runs the stage. Without it, a make that began while another
+    was at work would repeat the stages that this one has finished since, and replace what it reads.
+
     Raises:
-        ValueError: if another process makes it.
+        ValueError: if another process makes the output, or another make is at work in the folder.
     """
     work = os.environ.get("ASR_WORK")
     inside = os.path.relpath(output, work) if work else ".."
@@ -46,8 +49,15 @@ def making(output: str) -> Iterator[None]:
     if inside.startswith("..") or os.environ.get("RANK", "0") != "0":
         yield
         return
-    refusal = f"{output} is being made by another make; wait for it, or name another folder with W="
-    with locked(Path(work or "") / FOLDER / inside.replace("/", "_"), refusal):
+    folder, make = Path(work or "") / FOLDER, os.environ.get("MAKE_PID", "")
+    advice = "wait for it, or name another folder with W="
+    if make:
+        with locked(folder / "settings", "", waits=True):
+            if busy := _claimed(folder, make):
+                raise ValueError(f"{output} is not made, because {busy} in this folder; {advice}")
+            _claim(folder, make)
+    refusal = f"{output} is being made by another make; {advice}"
+    with locked(folder / inside.replace("/", "_"), refusal):
         yield
 
 
@@ -55,13 +65,30 @@ def making(output: str) -> Iterator[None]:
 def settling(work: Path | str, make: str) -> Iterator[str | None]:
     """Yield what else is at work in the folder (`at_work`), then claim it for the process `make`.
 
-    Others wait meanwhile. Without a process ("") or after an error there is no claim.
+    Others wait meanwhile. Without a process (""), after an error, or while another make has claimed
+    the folder, there is no claim.
     """
     folder = Path(work) / FOLDER
     with locked(folder / "settings", "", waits=True):
         yield at_work(work, make)
-        if make and (started := _started(make)):
-            (folder / f"{CLAIM}{make}.{socket.gethostname()}").write_text(started)
+        if make and not _claimed(folder, make):
+            _claim(folder, make)
+
+
+def _claim(folder: Path, make: str) -> None:
+    if started := _started(make):
+        (folder / f"{CLAIM}{make}.{socket.gethostname()}").write_text(started)
+
+
+def _claimed(folder: Path, make: str = "") -> str | None:
+    """Return which other make has claimed the folder; remove claims of processes that ended."""
+    for path in sorted(folder.glob(f"{CLAIM}*")):
+        pid, _, host = path.name.removeprefix(CLAIM).partition(".")
+        if host == socket.gethostname() and pid != make:
+            if path.read_text() == _started(pid):
+                return f"process {pid} is at work"
+            path.unlink(missing_ok=True)
+    return None
 
 
 def at_work(work: Path | str, make: str = "") -> str | None:
@@ -69,14 +96,11 @@ def at_work(work: Path | str, make: str = "") -> str | None:
 
     None: nothing. Claims of processes that have ended are removed.
     """
-    for path in sorted((Path(work) / FOLDER).glob("*")):
-        if path.name.startswith(CLAIM):
-            pid, _, host = path.name.removeprefix(CLAIM).partition(".")
-            if host == socket.gethostname() and pid != make:
-                if path.read_text() == _started(pid):
-                    return f"process {pid} is at work"
-                path.unlink(missing_ok=True)
-        elif path.name != "settings":
+    folder = Path(work) / FOLDER
+    if claimed := _claimed(folder, make):
+        return claimed
+    for path in sorted(folder.glob("*")):
+        if path.name != "settings" and not path.name.startswith(CLAIM):
             with open(path) as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -70,8 +70,12 @@ def _git(root: Path, *words: str) -> str | None:
 
 
 def settings_hash(folder: Path) -> str:
-    """Return a hash of all settings files of a work folder."""
-    files = sorted(folder.rglob("*.yaml"))
+    """Return a hash of the settings files in a folder: in a work folder, of those of the last call,
+    which names.yaml lists; others are of earlier ones.
+    """
+    names, files = folder / "names.yaml", sorted(folder.rglob("*.yaml"))
+    if names.exists():
+        files = [folder / f"{name}.yaml" for name in read_yaml(names)]
     return hash_of({path.relative_to(folder).as_posix(): read_yaml(path) for path in files})
 
 

@@ -223,12 +223,14 @@ $C/%.yaml: conf ; +@:
 
 # These outputs keep their time where they are made again with the same content, so that a corrected transcript of TEST, or
 # a further test set, trains nothing again. OUTPUT.made tells when the stage last ran. A plan cannot know the content: it
-# names all stages that may follow. The stamp is there if, and only if, its output is.
+# names all stages that may follow. The stamp is there if, and only if, its output is, and has the time at which the stage
+# began, so that a table edited while it is read is read again.
 SETTLED := $(MANIFESTS) $W/lm/index.json $W/lang/index.json
 $(shell for f in $(SETTLED); do m=$${f%.json*}.made; \
   if [ ! -e $$f ]; then rm -f $$m; elif [ ! -e $$m ]; then touch -r $$f $$m; fi; done)
 PLANNED := # stamps that this plan renews
 stamped = $(eval PLANNED += $@)
+begin = @mkdir -p $(@D) && touch $@.begun
 settle = $(if $(and $(PLANNING),$(filter $<,$(PLANNED))),@: what follows is made again only if this changes: $@,+@:)
 define settle_rule # $1 is an output without its ending $2; one rule each, for make keeps the + of one for all files of a rule
 $1%$2: $1%made ; $$(settle)
@@ -243,21 +245,24 @@ THERE := $(wildcard $(TARGETS))
 .missing: $(filter-out $(THERE),$(TARGETS))
 endif
 $W/manifests/%.made: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/%.yaml) $(INPUTS)
+	$(begin)
 	$Q$(PY) $S/manifests.py $(wordlist 1,2,$^) $(@:made=jsonl.gz)$(stamped)
-	@touch $@
+	@mv $@.begun $@
 $W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS) $C/splits.yaml
 	$Q$(PY) $S/check.py $(filter-out %/splits.yaml,$^) $@
 $W/lm/index%made: $C/lm.yaml $C/corpus.yaml $C/lexicon.yaml $(LM_SPLITS:%=$W/manifests/%.jsonl.gz) | $(CHECKED)
+	$(begin)
 	$Q$(PY) $S/lm.py $^ $(@:made=json)$(stamped)
-	@touch $@
+	@mv $@.begun $@
 $W/lang-bigram/index%json: $C/bigram.yaml $C/corpus.yaml $C/lexicon.yaml $W/lang/index.json \
   $(patsubst %,$W/manifests/%.jsonl.gz,$(filter-out $(TRAIN),$(LM_SPLITS)))
 	$Q$(PY) $S/bigram.py $^ $@
 $W/lang-pronprobs/index%json: $C/pronprobs.yaml $W/lang/index.json $W/ali/$(ALIGNER)/$(TRAIN).jsonl.gz $C/from/pronprobs.yaml
 	$Q$(PY) $S/pronprobs.py $(wordlist 1,3,$^) $@
 $W/lang/index%made: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml $W/lm/index.json
+	$(begin)
 	$Q$(PY) $S/lang.py $^ $(@:made=json)$(stamped)
-	@touch $@
+	@mv $@.begun $@
 $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml | $(CHECKED)
 	$Q$(PY) $S/feats.py $^ $@
 # Rules for a single file are written as patterns, too (model%json). With an explicit target,
@@ -350,8 +355,12 @@ endef
 $(foreach s,$(EVAL),$(foreach r,$(if $(SCALES),$(filter-out $(SCALES),$(NETS))) $(EPOCHS),\
   $(eval $(call scales_rule,$r,$s))))
 SHOWN := $C/shown.yaml $C/splits.yaml
+define no_exchange # an earlier call's table, of runs that this one has not
+
+	@rm -f $W/tables/exchange.*
+endef
 $W/tables/wer%md: $C/score.yaml $(SHOWN) $(SCORES)
-	$Q$(PY) $S/tables.py $(filter-out $(SHOWN),$^) $@
+	$Q$(PY) $S/tables.py $(filter-out $(SHOWN),$^) $@$(if $(EXCHANGE),,$(no_exchange))
 $W/tables/exchange%md: $C/score.yaml $(SHOWN) $(NETS:%=$W/exp/%/model.json) \
   $(foreach r,$(NETS),$(EVAL:%=$W/exp/$r/score.%.json))
 	$Q$(PY) $S/exchange.py $(filter-out $(SHOWN),$^) $@

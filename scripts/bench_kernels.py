@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from asr_train import jobs
+from asr_train.facts import MAX_ELEMENTS
 from asr_train.files import replacing, write_json, write_text
 from asr_train.kernels import decode, onebit, rice, threshold
 from asr_train.kernels.backend import VARIABLE
@@ -412,10 +413,34 @@ def about() -> dict[str, Any]:
     }
 
 
+def millions_of(argument: str) -> float:
+    try:
+        size = float(argument)
+    except ValueError:
+        size = 0.0
+    if not COLUMNS <= 1e6 * size <= MAX_ELEMENTS:
+        most = MAX_ELEMENTS / 1e6
+        raise ValueError(f"{argument!r} must be millions of parameters, from 0.002 to {most:.0f}")
+    return size
+
+
+def frames_of(case: str) -> tuple[str, list[int]]:
+    """Return what a case NAME=FRAMES,FRAMES of other benchmarks names, and its numbers of frames.
+
+    Raises:
+        ValueError: for another form.
+    """
+    name, _, counts = case.partition("=")
+    frames = [int(count) if count.isdecimal() else 0 for count in counts.split(",")]
+    if not name or min(frames) < 1:
+        raise ValueError(f"{case!r} must be a name and numbers of frames, as lstm_2x128=512,1024")
+    return name, frames
+
+
 def main(folder: str, *millions: str) -> None:
     began = time.time()
+    sizes = [millions_of(m) for m in millions] or [1, 14.6, 46, *[160] * (DEVICE == "cuda")]
     facts = about()
-    sizes = [float(m) for m in millions] or [1, 14.6, 46] + ([160] if DEVICE == "cuda" else [])
     mark, compiler = compiled_mark()
     rows: list[dict[str, Any]] = []
     codes: list[dict[str, Any]] = []

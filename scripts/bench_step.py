@@ -27,7 +27,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from bench_kernels import ALONE, DEVICE, about, seconds_of, write
+from bench_kernels import ALONE, DEVICE, about, frames_of, seconds_of, write
 from torch import Tensor
 
 from asr_train import jobs, schema
@@ -346,20 +346,24 @@ def methods_table(rows: list[dict[str, Any]], peaks: dict[str, float]) -> str:
 
 
 def main(folder: str, *cases: str) -> None:
-    began, facts = time.time(), about()
+    began = time.time()
+    known = [precision.value for precision in Precision]
+    if not set(PRECISIONS.split(",")) <= set(known):
+        raise ValueError(f"PRECISIONS is {PRECISIONS!r}; name some of {', '.join(known)}")
     precisions = [Precision(name) for name in PRECISIONS.split(",")]
+    wanted = [frames_of(case) for case in cases or CASES]
+    facts = about()
     peaks = {precision.value: peak(precision) for precision in precisions}
     rows, methods = [], []
-    for case in cases or CASES:
-        name, counts = case.split("=")
-        for frames in map(int, counts.split(",")):
+    for name, counts in wanted:
+        for frames in counts:
             rows.append(measured(name, frames))
             tau = rows[-1]["tau"]
             for precision in precisions:
                 try:
                     methods.append(by_method(name, frames, tau, precision))
                 except PrecisionError as error:
-                    print(f"{case}, {precision.value}: not measured: {error}")
+                    print(f"{name}={frames}, {precision.value}: not measured: {error}")
     facts |= {f"GEMM peak {name}, TFLOP/s": round(p / 1e12, 3) for name, p in peaks.items()}
     facts["seconds"] = round(time.time() - began)
     text = table(rows) + "## By method, per worker\n\n" + methods_table(methods, peaks)

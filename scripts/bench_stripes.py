@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bench_kernels import about, write
+from bench_kernels import about, frames_of, write
 from torch.distributed.tensor.parallel import loss_parallel
 
 from asr_train import jobs, schema
@@ -175,13 +175,16 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main(folder: str, *cases: str) -> None:
+    wanted = [frames_of(case) for case in cases or CASES]
+    if odd := [width for width, _ in wanted if not width.isdecimal() or int(width) < 1]:
+        raise ValueError(f"{odd[0]!r} must be the width of a layer, as in 512=1024")
     facts, rows = about(), list[dict[str, Any]]()
-    for case in cases or CASES:
-        width, frames = map(int, case.split("="))
-        found = [measured(setup, width, frames) for setup in SETUPS]
-        for row in found:
-            compare(row, found[0])
-        rows += found
+    for width, counts in wanted:
+        for frames in counts:
+            found = [measured(setup, int(width), frames) for setup in SETUPS]
+            for row in found:
+                compare(row, found[0])
+            rows += found
     facts["load"] = about()["load"]
     title = "A network in one process, and in two stripes"
     write(Path(folder, "stripes"), title, table(rows), facts, {"rows": rows})

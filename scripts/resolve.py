@@ -158,6 +158,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
 def write(folder: Path, contents: dict[str, Any], inputs: dict[str, list[tuple[str, str]]]) -> None:
     """Write settings files, and touch those that name a file whose content changed (`inputs`)."""
     check_clock(folder)
+    write_yaml(folder / "names.yaml", sorted(contents))
     for name, value in contents.items():
         path = folder / f"{name}.yaml"
         is_new = not path.exists()

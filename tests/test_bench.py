@@ -26,6 +26,18 @@ def kernels(monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.parametrize("size", ["abc", "0", "nan", "-1", "0.001", "3000"])
+def test_sizes_that_cannot_be_measured_are_refused_first(kernels, tmp_path, size):
+    with pytest.raises(ValueError, match=f"'{size}' must be millions of parameters, from 0.002 to"):
+        kernels.main(str(tmp_path), "1", size)
+
+
+@pytest.mark.parametrize("case", ["lstm_2x128", "lstm_2x128=", "lstm_2x128=a", "=5", "x=64,0"])
+def test_cases_of_another_form_are_refused(kernels, case):
+    with pytest.raises(ValueError, match=f"'{case}' must be a name and numbers of frames"):
+        kernels.frames_of(case)
+
+
 def test_every_kernel_has_its_copy_its_peer_and_its_place_in_table_and_plot(kernels, tmp_path):
     kernels.main(str(tmp_path), "0.05")
     found = json.loads((tmp_path / "kernels.json").read_text())

@@ -128,6 +128,15 @@ def test_a_broken_json_is_named(tmp_path, content):
         read_json(tmp_path / "a.json")
 
 
+def test_another_file_than_json_is_not_to_be_deleted(tmp_path):
+    for name in ("model.pt", "dev.jsonl.gz"):
+        (tmp_path / name).write_bytes(b"\x80\x03")
+        with pytest.raises(DamagedFileError, match=r"; name a file that ends in \.json$"):
+            read_json(tmp_path / name)
+    with pytest.raises(DamagedFileError, match=r"model\.pt .*; name .* in \.jsonl or \.jsonl\.gz$"):
+        read_jsonl(tmp_path / "model.pt")
+
+
 def test_json_refuses_what_is_no_number(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
         write_json(tmp_path / "a.json", {"x": float("nan")})

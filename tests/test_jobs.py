@@ -416,6 +416,14 @@ def test_an_assertion_is_a_defect_and_shows_its_traceback():
     assert said.startswith("Traceback")
 
 
+def test_a_call_with_too_few_paths_prints_the_usage():
+    code = "from asr_train.jobs import *\ndef stage(a, b): pass\nmain(stage, 'usage: A B')"
+    for paths, status in ((["a"], 2), ([], 2), (["--help"], 0), (["a", "b"], 0)):
+        done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (status, "")
+        assert done.stdout == ("" if paths == ["a", "b"] else "usage: A B\n")
+
+
 def test_two_makes_do_not_make_one_output(tmp_path):
     """A second make in a work folder is refused what the first is making, and nothing else."""
     code, work = "def stage(output): return 'made'", str(tmp_path)

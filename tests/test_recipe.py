@@ -424,6 +424,23 @@ def test_just_what_is_missing_is_made_again(recipe, unbroken, gone, stages):
     assert sorted(stages_in(recipe.make("-n"))) == sorted(stages)
 
 
+def test_a_call_without_networks_removes_the_table_of_earlier_ones(recipe, unbroken):
+    folder = copy_of(recipe, unbroken, "partial")
+    assert (folder / "tables/exchange.md").exists()
+    recipe.make("RUNS=", "REALIGN=0")
+    assert not list((folder / "tables").glob("exchange.*"))
+    assert "dnn" not in (folder / "tables/wer.txt").read_text()
+
+
+def test_stamps_tell_when_a_stage_began_so_that_edits_meanwhile_count(unbroken):
+    stamps = sorted(unbroken[0].rglob("*.made"))
+    assert len(stamps) >= 4
+    for stamp in stamps:
+        (output,) = stamp.parent.glob(f"{stamp.stem}.json*")
+        assert stamp.stat().st_mtime_ns < output.stat().st_mtime_ns
+    assert not list(unbroken[0].rglob("*.begun"))
+
+
 def test_make_tells_how_to_train_a_deleted_network_again(recipe, unbroken):
     folder = copy_of(recipe, unbroken, "partial")
     assert "was deleted" not in recipe.make()

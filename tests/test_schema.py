@@ -75,7 +75,9 @@ def test_a_bad_value_is_refused_with_its_key(change, message):
     "wrong",
     [
         "corpus.seed=-1",
-        "corpus.digits.sample_rate=0",
+        "corpus.digits.sample_rate=100",
+        "feats.shift_seconds=10",
+        "feats.window_seconds=25",
         "corpus.digits.level_db=[0.0,-1.0]",
         "lang.grammar.min_words=2",
         "lang.grammar.max_words=2 lang.grammar.kind=ngram lm=trigram",

@@ -116,6 +116,8 @@ class Alignments:
     def __init__(self, manifest: Path | str) -> None:
         folder = folder_of(manifest)
         index = files.read_json(folder / "index.json")
+        if "num_states" not in index:
+            raise ValueError(f"{manifest} has no alignments; name ali/MODEL/SPLIT.jsonl.gz")
         for listed in index["parts"]:
             files.check_part(folder, listed, remake=manifest)
         self.num_states: int = index["num_states"]

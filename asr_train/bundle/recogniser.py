@@ -56,6 +56,7 @@ class Transcript:
         seconds: of the recording; search_seconds: of computing.
         final: the search reached a final state everywhere.
         pieces: number of them; a long recording is split at pauses, and decoded piece by piece.
+            0: it is silent (all frames are equal), so it has no words, and nothing was searched.
         alternatives: the best sentences, cheapest first, which begin with `text`; empty without
             confidences, and `text` alone where there are several pieces.
         rate: Hz, the recording's own.
@@ -216,6 +217,18 @@ class Recogniser:
         """
         if not recordings:
             return []
+        silent = [_is_silent(features_TF) for features_TF, *_ in recordings]
+        if any(silent):
+            pairs = list(zip(recordings, silent, strict=True))
+            rest = iter(
+                self.transcribe_features([one for one, is_silent in pairs if not is_silent])
+            )
+            return [
+                Transcript("", (), round(seconds, 6), 0.0, True, 0, (), rate)
+                if is_silent
+                else next(rest)
+                for (_, seconds, rate), is_silent in pairs
+            ]
         with self._alone():
             graph, lattices = self.prepare()
             utterances = [
@@ -308,7 +321,7 @@ class Recogniser:
             outcomes = aligner.align_all(scorer.scores, pairs, what)
         return [
             AlignmentError(f"{one.name}: it is silent: all frames are equal; record it again")
-            if words and len(one.features_TF) > 1 and not np.ptp(one.features_TF, axis=0).any()
+            if words and _is_silent(one.features_TF)
             else AlignmentError(f"{one.name}: {outcome.reason}")
             if isinstance(outcome, Lost)
             else self._times(words, outcome, one, kept.get(one.speaker, ""))
@@ -352,6 +365,11 @@ class Recogniser:
 
 def _name(audio: Source) -> str:
     return str(audio) if isinstance(audio, str | Path) else "the recording"
+
+
+def _is_silent(features_TF: np.ndarray) -> bool:
+    """Return whether all frames are equal, as those of samples that are all zero."""
+    return len(features_TF) > 1 and not np.ptp(features_TF, axis=0).any()
 
 
 def _within(span: Span, seconds: float) -> Span:

@@ -126,6 +126,12 @@ def run(options: argparse.Namespace) -> int:
                         f"{file} is cut off: {lacking:.2f} s of it are missing, by its header; the "
                         "rest is decoded",
                     )
+                if not found.pieces:
+                    channels = (
+                        "" if options.channel else "; if its channels cancel each other out, "
+                    )
+                    channels += "" if options.channel else "give one of them with --channel"
+                    complain("decode", f"{file} is silent, so it has no words{channels}")
                 if found.unadapted:
                     advice = "add recordings of this speaker to the folder"
                     if not options.speaker_folders:

@@ -24,6 +24,7 @@ example:
 
 import argparse
 import math
+import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -109,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
 
 def call(given: Mapping[str, str]) -> str:
     """Return the command that makes the same plan: of make in a checkout, else of the package."""
-    pairs = [(key, value) for key, value in given.items() if value]
+    pairs = [(k, os.path.abspath(v) if os.path.isfile(v) else v) for k, v in given.items() if v]
     if IS_CHECKOUT:
         return shlex.join(["make", "plan", *(f"{key.upper()}={value}" for key, value in pairs)])
     return shlex.join(["asr-train", "plan", *(f"{key}={value}" for key, value in pairs)])

@@ -343,6 +343,8 @@ def open_feats(manifest: Path | str) -> Feats:
     """Open `feats/SPLIT.jsonl.gz`, after comparing its parts' checksums with the index."""
     folder = folder_of(manifest)
     index = files.read_json(folder / "index.json")
+    if "settings" not in index:
+        raise ValueError(f"{manifest} has no features; name feats/SPLIT.jsonl.gz")
     for listed in index["parts"]:
         files.check_part(folder, listed, remake=manifest)
     settings = build(FeatsSettings, index["settings"], f"{manifest}: settings")

@@ -6,7 +6,16 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar
 
 from asr_train.schema.fields import LEFT_OUT, SettingsError, at, here
-from asr_train.schema.limits import Checked, Count, Interval, Natural, Positive, Share, between
+from asr_train.schema.limits import (
+    Checked,
+    Count,
+    Interval,
+    Natural,
+    NotNegative,
+    Positive,
+    Share,
+    between,
+)
 from asr_train.schema.score import NormaliserKind
 
 
@@ -17,7 +26,7 @@ class DigitsSettings(Checked):
     speakers: dict[str, int]
     utterances: dict[str, int]
     words: Interval[Count]
-    sample_rate: Count
+    sample_rate: Annotated[int, between(4000, 192_000)]
     snr_db: Interval[float]
     level_db: Interval[float]
 
@@ -73,7 +82,7 @@ class CommandsSettings(Checked):
     words_per_minute: Interval[Annotated[int, between(80, 300)]]
     pause_share: Share
     margin_seconds: Interval[float]
-    sample_rate: Count
+    sample_rate: Annotated[int, between(4000, 192_000)]
     room_share: Share
     rt60_seconds: Interval[Positive]
     drr_db: Interval[float]
@@ -151,17 +160,22 @@ class IntakeSettings(Checked):
     dev_share: Share
     normaliser: NormaliserKind
     digits: Digits
-    sample_rate: int
+    sample_rate: Annotated[int, between(4000, 192_000)]
     low_rate: LowRate
     channel: Channel
-    duration_tolerance_seconds: float
-    min_seconds: float
+    duration_tolerance_seconds: NotNegative
+    min_seconds: NotNegative
     max_seconds: Positive
     max_dropped_share: Share
 
-    def check_folder(self, folder: str) -> None:
+    def check_intake(self, folder: str) -> None:
         if not folder:
             raise SettingsError(f"{at('dir')} is empty; call make with CORPUS_DIR=path")
+        if self.min_seconds > self.max_seconds:
+            raise SettingsError(
+                f"{at('min_seconds')} is {self.min_seconds}, more than {at('max_seconds')}, "
+                f"{self.max_seconds}, so that no recording would be used"
+            )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -187,7 +201,7 @@ class FolderSettings(IntakeSettings):
     test_dirs: dict[str, str] = field(default_factory=dict, metadata={LEFT_OUT: True})
 
     def check(self) -> None:
-        self.check_folder(self.dir)
+        self.check_intake(self.dir)
         both = set(self.dev_speakers) & set(self.test_speakers)
         if both:
             raise SettingsError(f"{here()}: {sorted(both)} are in dev_speakers and test_speakers")
@@ -241,7 +255,7 @@ class PublishedSettings(IntakeSettings):
     splits: dict[str, list[str]]
 
     def check(self) -> None:
-        self.check_folder(self.dir)
+        self.check_intake(self.dir)
         for split in ("train", "dev"):
             if split not in self.splits:
                 raise SettingsError(

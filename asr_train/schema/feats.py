@@ -6,7 +6,7 @@ from typing import Annotated
 
 from asr_train.frames import is_whole, most_mels, whole_rate
 from asr_train.schema.fields import SettingsError, at, here
-from asr_train.schema.limits import Checked, Count, NotNegative, Positive, Share, between
+from asr_train.schema.limits import Checked, Count, NotNegative, Share, between
 
 
 @dataclass(kw_only=True, slots=True)
@@ -15,8 +15,8 @@ class FeatsSettings(Checked):
 
     sample_rate: Annotated[int, between(4000, 192_000)]
     num_mels: Count
-    window_seconds: Positive
-    shift_seconds: Positive
+    window_seconds: Annotated[float, between(1e-5, 1)]
+    shift_seconds: Annotated[float, between(1e-5, 1)]
     low_hz: float
     high_hz: float
     preemphasis: Share

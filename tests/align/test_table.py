@@ -93,6 +93,13 @@ def test_paths_that_were_moved_are_read_where_they_are(stored, tmp_path):
     assert np.array_equal(ali.load("u1"), outcomes[0].states_T)
 
 
+def test_another_manifest_is_named(tmp_path):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/index.json").write_text('{"parts": []}')
+    with pytest.raises(ValueError, match=r"dev\.jsonl\.gz has no alignments; name ali/MODEL/"):
+        Alignments(tmp_path / "dev.jsonl.gz")
+
+
 def test_memory_does_not_grow_with_the_phones_of_the_alignments(tmp_path):
     """For 960 hours the manifest's rows would take 14 GB, 50 KB an utterance with 140 phones."""
     outcome = aligned([("a", 3, 0), ("b", 3, 1)] * 100, -1.0)

@@ -128,7 +128,7 @@ def test_a_file_that_cannot_be_used_costs_one_line_and_not_the_others(corpus, tm
     too = tmp_path / "low2.wav"
     too.write_bytes(low.read_bytes())
     cut, stream = tmp_path / "cut.wav", tmp_path / "stream.wav"
-    soundfile.write(cut, np.zeros(RATE) + 0.001, RATE)
+    soundfile.write(cut, np.linspace(-0.1, 0.1, RATE) ** 3, RATE)
     content = cut.read_bytes()
     cut.write_bytes(content[: 44 + RATE])  # half of it, with 2 bytes per sample
     stream.write_bytes(content.replace(b"data\x00\x7d\x00\x00", b"data\xff\xff\xff\xff"))
@@ -587,6 +587,24 @@ def test_align_tells_of_low_rates_and_silence(corpus, tmp_path, capsys):
         f"asr-train align: {folder}/low.wav has 8000 Hz, below the model's 16000 Hz: the upper "
         "bands are empty, so times are less exact",
     ]
+
+
+def test_a_silent_recording_has_no_words_and_is_named(corpus, tmp_path, capsys):
+    wave = said(TEXTS["ben"]).samples_T
+    soundfile.write(tmp_path / "none.wav", wave[:8000] * 0, RATE)
+    left_N = (wave * 30_000).astype(np.int16)  # in 16 bits, so that the mean is exactly zero
+    soundfile.write(tmp_path / "both.wav", np.stack([left_N, -left_N], 1), RATE)
+    soundfile.write(tmp_path / "good.wav", wave, RATE)
+    paths = [tmp_path / f"{name}.wav" for name in ("none", "both", "good")]
+    assert run("decode", "digits", "--speaker-folders", *paths) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"none\nboth\ngood {TEXTS['ben']}\n"
+    assert [line.split(": ")[1].split("; ")[0] for line in printed.err.splitlines()] == [
+        f"{path} is silent, so it has no words" for path in paths[:2]
+    ]
+    assert "--channel" in printed.err
+    assert run("decode", "digits", "--channel", 1, "--format", "json", paths[1]) == 0
+    assert json.loads(capsys.readouterr().out)["text"]
 
 
 def test_speakers_without_a_transform_are_named(corpus, tmp_path, capsys, monkeypatch):

@@ -29,7 +29,7 @@ from asr_train.data.features import (
 )
 from asr_train.data.intake import MAX_PEAK
 from asr_train.data.logmel import LogMel
-from asr_train.files import read_jsonl, write_jsonl
+from asr_train.files import read_jsonl, write_json, write_jsonl
 from asr_train.frames import num_frames
 from asr_train.schema import NormBy, NormSettings
 
@@ -180,6 +180,12 @@ def test_stored_features_are_read_back(corpus, tmp_path):
         wave_N = cut.load_audio()[0]
         assert np.array_equal(feats.load(utterance), LogMel(settings())(wave_N))
         assert utterance.frames == len(feats.load(utterance))
+
+
+def test_another_manifest_is_named(tmp_path):
+    write_json(tmp_path / "dev/index.json", {"parts": []})
+    with pytest.raises(ValueError, match=r"dev\.jsonl\.gz has no features; name feats/SPLIT"):
+        open_feats(tmp_path / "dev.jsonl.gz")
 
 
 def test_features_that_were_moved_are_read_where_they_are(corpus, tmp_path):

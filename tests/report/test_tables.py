@@ -244,6 +244,14 @@ def test_the_settings_hash_follows_what_the_files_say_not_how(tmp_path):
     assert provenance.settings_hash(tmp_path) != before
 
 
+def test_the_settings_hash_leaves_out_settings_of_earlier_calls(tmp_path):
+    write_yaml(tmp_path / "score.yaml", SETTINGS)
+    before = provenance.settings_hash(tmp_path)
+    write_yaml(tmp_path / "names.yaml", ["score"])
+    write_yaml(tmp_path / "run/dnn.yaml", {"rate": 0.008})
+    assert provenance.settings_hash(tmp_path) == before
+
+
 @pytest.mark.parametrize(
     "seconds, said",
     [(4.21, "4.2 s"), (59.96, "1 min 00 s"), (185.4, "3 min 05 s"), (7630, "2 h 07 min")],
