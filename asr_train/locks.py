@@ -37,11 +37,8 @@ def locked(path: Path, refusal: str, waits: bool = False) -> Iterator[None]:
 def making(output: str) -> Iterator[None]:
     """Hold the lock of a stage's output, if it is in the work folder that ASR_WORK names.
 
-    Claims the folder for the make that runs the stage. Without it, a make that began while another
-    was at work would repeat the stages that this one has finished since, and replace what it reads.
-
     Raises:
-        ValueError: if another process makes the output, or another make is at work in the folder.
+        ValueError: if another process makes it.
     """
     work = os.environ.get("ASR_WORK")
     inside = os.path.relpath(output, work) if work else ".."
@@ -49,46 +46,28 @@ def making(output: str) -> Iterator[None]:
     if inside.startswith("..") or os.environ.get("RANK", "0") != "0":
         yield
         return
-    folder, make = Path(work or "") / FOLDER, os.environ.get("MAKE_PID", "")
-    advice = "wait for it, or name another folder with W="
-    if make:
-        with locked(folder / "settings", "", waits=True):
-            if busy := _claimed(folder, make):
-                raise ValueError(f"{output} is not made, because {busy} in this folder; {advice}")
-            _claim(folder, make)
-    refusal = f"{output} is being made by another make; {advice}"
-    with locked(folder / inside.replace("/", "_"), refusal):
+    refusal = f"{output} is being made by another make; wait for it, or name another folder with W="
+    with locked(Path(work or "") / FOLDER / inside.replace("/", "_"), refusal):
         yield
 
 
 @contextmanager
 def settling(work: Path | str, make: str) -> Iterator[str | None]:
-    """Yield what else is at work in the folder (`at_work`), then claim it for the process `make`.
+    """Yield what is made in the folder (`at_work`), then claim it for the process `make`.
 
-    Others wait meanwhile. Without a process (""), after an error, or while another make has claimed
-    the folder, there is no claim.
+    Others wait meanwhile. Without a process ("") or after an error there is no claim.
+
+    Raises:
+        ValueError: if another make is at work there. That looked at all files when it began, as
+            this one did, so both would make the same ones, one after the other.
     """
     folder = Path(work) / FOLDER
     with locked(folder / "settings", "", waits=True):
+        if make and (other := _claimed(folder, make)):
+            raise ValueError(f"{other} in {work}; wait for it, or name another folder with W=")
         yield at_work(work, make)
-        if make and not _claimed(folder, make):
-            _claim(folder, make)
-
-
-def _claim(folder: Path, make: str) -> None:
-    if started := _started(make):
-        (folder / f"{CLAIM}{make}.{socket.gethostname()}").write_text(started)
-
-
-def _claimed(folder: Path, make: str = "") -> str | None:
-    """Return which other make has claimed the folder; remove claims of processes that ended."""
-    for path in sorted(folder.glob(f"{CLAIM}*")):
-        pid, _, host = path.name.removeprefix(CLAIM).partition(".")
-        if host == socket.gethostname() and pid != make:
-            if path.read_text() == _started(pid):
-                return f"process {pid} is at work"
-            path.unlink(missing_ok=True)
-    return None
+        if make and (started := _started(make)):
+            (folder / f"{CLAIM}{make}.{socket.gethostname()}").write_text(started)
 
 
 def at_work(work: Path | str, make: str = "") -> str | None:
@@ -111,9 +90,21 @@ def at_work(work: Path | str, make: str = "") -> str | None:
     return None
 
 
+def _claimed(folder: Path, make: str) -> str | None:
+    """Return which other make has claimed the folder; remove claims of processes that ended."""
+    for path in sorted(folder.glob(f"{CLAIM}*")):
+        pid, _, host = path.name.removeprefix(CLAIM).partition(".")
+        if host == socket.gethostname() and pid != make:
+            if path.read_text() == _started(pid):
+                return f"process {pid} is at work"
+            path.unlink(missing_ok=True)
+    return None
+
+
 def _started(pid: str) -> str | None:
-    """Return when the process started, in ticks since boot; None: it does not run."""
+    """Return when the process started, in ticks since boot; None: it has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+    return None if state in "ZX" else fields[18]  # Z: nobody has waited for it yet

@@ -224,7 +224,7 @@ class Recogniser:
                 self.transcribe_features([one for one, is_silent in pairs if not is_silent])
             )
             return [
-                Transcript("", (), round(seconds, 6), 0.0, True, 0, (), rate)
+                Transcript("", (), round(seconds, 6), 0.0, True, 0, ("",) * self._confidences, rate)
                 if is_silent
                 else next(rest)
                 for (_, seconds, rate), is_silent in pairs

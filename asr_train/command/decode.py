@@ -127,11 +127,10 @@ def run(options: argparse.Namespace) -> int:
                         "rest is decoded",
                     )
                 if not found.pieces:
-                    channels = (
-                        "" if options.channel else "; if its channels cancel each other out, "
-                    )
-                    channels += "" if options.channel else "give one of them with --channel"
-                    complain("decode", f"{file} is silent, so it has no words{channels}")
+                    why = f"{file} is silent, so it has no words"
+                    if options.channel is None:
+                        why += "; if its channels cancel each other out, choose one by --channel"
+                    complain("decode", why)
                 if found.unadapted:
                     advice = "add recordings of this speaker to the folder"
                     if not options.speaker_folders:

@@ -65,6 +65,7 @@ DEFAULTS = {
     "seed": "1",
     "out": "plan",
 }
+FILES = ("cluster", "log")  # keys that may name a file
 TAU = 4.0
 SMALLEST = 1e-12  # of numbers, which its inverse limits above
 MOST_WORKERS = 2048  # half an hour; with n times as many n^2 times as long, and as much memory
@@ -110,7 +111,11 @@ def run(options: argparse.Namespace) -> int:
 
 def call(given: Mapping[str, str]) -> str:
     """Return the command that makes the same plan: of make in a checkout, else of the package."""
-    pairs = [(k, os.path.abspath(v) if os.path.isfile(v) else v) for k, v in given.items() if v]
+    pairs = [
+        (key, os.path.abspath(value) if key in FILES and os.path.isfile(value) else value)
+        for key, value in given.items()
+        if value
+    ]
     if IS_CHECKOUT:
         return shlex.join(["make", "plan", *(f"{key.upper()}={value}" for key, value in pairs)])
     return shlex.join(["asr-train", "plan", *(f"{key}={value}" for key, value in pairs)])

@@ -605,6 +605,8 @@ def test_a_silent_recording_has_no_words_and_is_named(corpus, tmp_path, capsys):
     assert "--channel" in printed.err
     assert run("decode", "digits", "--channel", 1, "--format", "json", paths[1]) == 0
     assert json.loads(capsys.readouterr().out)["text"]
+    assert run("decode", "digits", "--channel", 0, paths[0]) == 0
+    assert "--channel" not in capsys.readouterr().err
 
 
 def test_speakers_without_a_transform_are_named(corpus, tmp_path, capsys, monkeypatch):
