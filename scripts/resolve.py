@@ -143,6 +143,7 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
         # A run that was rescored is not decoded again only because it is no longer
         kept = run in choices.rescore or before == {**scales, "lattices": True}
         files[f"scales/{run}"] = {**scales, "lattices": True} if kept else scales
+    files["names"] = sorted(files)  # of this call, for the hash of settings
     if "CHECK=1" in variables:
         files = {name: files[name] for name in READ_BY_CHECK}
     if Path(folder).name != "conf":  # of make -n
@@ -158,7 +159,6 @@ def resolve(folder: str, runs: str, *overrides: str) -> None:
 def write(folder: Path, contents: dict[str, Any], inputs: dict[str, list[tuple[str, str]]]) -> None:
     """Write settings files, and touch those that name a file whose content changed (`inputs`)."""
     check_clock(folder)
-    write_yaml(folder / "names.yaml", sorted(contents))
     for name, value in contents.items():
         path = folder / f"{name}.yaml"
         is_new = not path.exists()
