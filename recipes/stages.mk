@@ -227,7 +227,7 @@ $C/%.yaml: conf ; +@:
 # began, so that a table edited while it is read is read again.
 SETTLED := $(MANIFESTS) $W/lm/index.json $W/lang/index.json
 $(shell for f in $(SETTLED); do m=$${f%.json*}.made; \
-  if [ ! -e $$f ]; then rm -f $$m; elif [ ! -e $$m ]; then mv $$m.begun $$m 2>/dev/null || touch -r $$f $$m; fi; done)
+  if [ ! -e $$f ]; then rm -f $$m; elif [ ! -e $$m ]; then touch -r $$m.begun $$m 2>/dev/null || touch -r $$f $$m; fi; done)
 PLANNED := # stamps that this plan renews
 stamped = $(eval PLANNED += $@)
 begin = @mkdir -p $(@D) && touch $@.begun
