@@ -227,10 +227,11 @@ $C/%.yaml: conf ; +@:
 # began, so that a table edited while it is read is read again.
 SETTLED := $(MANIFESTS) $W/lm/index.json $W/lang/index.json
 $(shell for f in $(SETTLED); do m=$${f%.json*}.made; \
-  if [ ! -e $$f ]; then rm -f $$m; elif [ ! -e $$m ]; then touch -r $$m.begun $$m 2>/dev/null || touch -r $$f $$m; fi; done)
+  if [ ! -e $$f ]; then rm -f $$m; elif [ ! -e $$m ]; then mv $$m.begun $$m 2>/dev/null || touch -r $$f $$m; fi; done)
 PLANNED := # stamps that this plan renews
 stamped = $(eval PLANNED += $@)
 begin = @mkdir -p $(@D) && touch $@.begun
+end = @mv $@.begun $@ 2>/dev/null || test -e $@ # another make, such as `make -n`, may have moved it when it began
 settle = $(if $(and $(PLANNING),$(filter $<,$(PLANNED))),@: what follows is made again only if this changes: $@,+@:)
 define settle_rule # $1 is an output without its ending $2; one rule each, for make keeps the + of one for all files of a rule
 $1%$2: $1%made ; $$(settle)
@@ -247,13 +248,13 @@ endif
 $W/manifests/%.made: $C/corpus.yaml $C/lexicon.yaml $(if $(SPEECH),$C/audio/%.yaml) $(INPUTS)
 	$(begin)
 	$Q$(PY) $S/manifests.py $(wordlist 1,2,$^) $(@:made=jsonl.gz)$(stamped)
-	@mv $@.begun $@
+	$(end)
 $W/manifests/check%txt: $C/corpus.yaml $C/lexicon.yaml $C/ali.yaml $(MANIFESTS) $C/splits.yaml
 	$Q$(PY) $S/check.py $(filter-out %/splits.yaml,$^) $@
 $W/lm/index%made: $C/lm.yaml $C/corpus.yaml $C/lexicon.yaml $(LM_SPLITS:%=$W/manifests/%.jsonl.gz) | $(CHECKED)
 	$(begin)
 	$Q$(PY) $S/lm.py $^ $(@:made=json)$(stamped)
-	@mv $@.begun $@
+	$(end)
 $W/lang-bigram/index%json: $C/bigram.yaml $C/corpus.yaml $C/lexicon.yaml $W/lang/index.json \
   $(patsubst %,$W/manifests/%.jsonl.gz,$(filter-out $(TRAIN),$(LM_SPLITS)))
 	$Q$(PY) $S/bigram.py $^ $@
@@ -262,7 +263,7 @@ $W/lang-pronprobs/index%json: $C/pronprobs.yaml $W/lang/index.json $W/ali/$(ALIG
 $W/lang/index%made: $W/manifests/$(TRAIN).jsonl.gz $W/manifests/$(DEV).jsonl.gz $C/lang.yaml $W/lm/index.json
 	$(begin)
 	$Q$(PY) $S/lang.py $^ $(@:made=json)$(stamped)
-	@mv $@.begun $@
+	$(end)
 $W/feats/%.jsonl.gz: $W/manifests/%.jsonl.gz $C/feats.yaml | $(CHECKED)
 	$Q$(PY) $S/feats.py $^ $@
 # Rules for a single file are written as patterns, too (model%json). With an explicit target,

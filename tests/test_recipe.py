@@ -441,6 +441,17 @@ def test_stamps_tell_when_a_stage_began_so_that_edits_meanwhile_count(unbroken):
     assert not list(unbroken[0].rglob("*.begun"))
 
 
+def test_a_kill_between_an_output_and_its_stamp_repeats_nothing(recipe, unbroken):
+    folder = copy_of(recipe, unbroken, "partial")
+    stamps = [folder / "manifests/dev.made", folder / "lang/index.made"]
+    times = [stamp.stat().st_mtime_ns for stamp in stamps]
+    for stamp in stamps:
+        stamp.rename(f"{stamp}.begun")
+    assert not stages_in(recipe.make())
+    assert [stamp.stat().st_mtime_ns for stamp in stamps] == times
+    assert not list(folder.rglob("*.begun"))
+
+
 def test_make_tells_how_to_train_a_deleted_network_again(recipe, unbroken):
     folder = copy_of(recipe, unbroken, "partial")
     assert "was deleted" not in recipe.make()
