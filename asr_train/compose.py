@@ -245,9 +245,10 @@ def _cause(error: Exception, chosen: list[str], overrides: list[str]) -> str:
         return unknown_key(".".join([*groups, key]), [str(k) for k in node])
     absent = re.search(r"Could not find '([^']+)'", text)
     if absent:
-        group = CONF / Path(absent.group(1)).parent
+        parent, _, stem = absent.group(1).rpartition("/")
+        group = CONF / parent
         known = sorted(p.stem for p in group.glob("*.yaml"))
-        recipe, _, size = Path(absent.group(1)).name.rpartition("_")
+        recipe, _, size = stem.rpartition("_")
         if group.name == "recipe" and recipe in known:
             sizes = [k.removeprefix(f"{recipe}_") for k in known if k.startswith(f"{recipe}_")]
             return f"SIZE is {size}; {recipe} has {', '.join(['default', *sizes])}"

@@ -41,7 +41,7 @@ def decode(model: str, tuned: str, language: str, features: str, *paths: str) ->
     path = Path(output)
     split = path.name.removeprefix("hyp.").removesuffix(".jsonl")
     pairs = transcribe(recognise, feats.utterances, f"decoding with {scorer.run}")
-    kept = path.with_name(f"lattices.{split}.zip")
+    listed, kept = path.with_name(f"nbest.{split}.jsonl"), path.with_name(f"lattices.{split}.zip")
     if keep:
         pairs = write_lattices(kept, lang, pairs)
     found, alternatives = [], []
@@ -56,7 +56,6 @@ def decode(model: str, tuned: str, language: str, features: str, *paths: str) ->
     header |= {**asdict(choice), "speakers": about}
     oracle = None
     if alternatives:
-        listed = path.with_name(f"nbest.{split}.jsonl")
         write_jsonl(listed, (a.row() for a in alternatives))
         header["nbest"] = part(listed, path.parent)
         if keep:
@@ -67,6 +66,9 @@ def decode(model: str, tuned: str, language: str, features: str, *paths: str) ->
     timed = [words_of(row, u.row) for row, u in zip(rows, feats.utterances, strict=True)]
     write_ctm(path.with_suffix(".ctm"), timed)
     write_jsonl(path, [header, *rows])
+    for name, file in {"nbest": listed, "lattices": kept}.items():
+        if name not in header:  # of an earlier call
+            file.unlink(missing_ok=True)
     missed = [h.id for h in found if not h.final]
     cut = [h.pieces for h in found if h.pieces > 1]
     untimed = [h.id for h in found if h.words_at is None]

@@ -30,6 +30,7 @@ from scripts.resolve import resolve
         ("foo.bar=1", "foo is not a setting; .*allowed there: .*corpus"),
         ("cluster=abc", "^cluster is not a setting; allowed there: corpus"),  # a folder of conf/
         ("model=dnn_9", "allowed: .*dnn_4x256"),
+        ("model=", "^model/.yaml is not in conf/; allowed: .*dnn_4x256"),
         ("lang.lexicon.source=web", "allowed: cmudict, file, letters"),
         ("recipe=digits_huge", "^SIZE is huge; digits has default, large, tiny$"),
         ("recipe=digitz", "allowed: .*digits, digits_large"),
