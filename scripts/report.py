@@ -211,17 +211,20 @@ def of_run(
         facts.append(("versions", ", ".join(f"{k} {v}" for k, v in versions.items())))
     facts += [("device", trained.get("device_name") or trained["device"])] if trained else []
     mine = (f"exp/{run}/", f"exp/{base}/model.json")
+    splits = [score["split"] for score in own]
     facts += [
         (row["output"], row["command"].replace(f"{work}/", ""))
         for row in times
         if row["output"].startswith(mine) and "command" in row
         if "/epochs/" in run or "/epochs/" not in row["output"]
+        if (of := re.search(r"/(?:hyp|score)\.([^/]+)\.jsonl?$", row["output"])) is None
+        or of[1] in splits  # not of a test set of earlier calls
     ]
     return {
         "name": run,
         "settings": dict(flat(settings)),
         "facts": facts,
-        "files": list(links(model, work / "exp" / run, [s["split"] for s in own], folder)),
+        "files": list(links(model, work / "exp" / run, splits, folder)),
     }
 
 

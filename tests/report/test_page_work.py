@@ -18,6 +18,7 @@ from asr_train.report.tables import read_score
 from asr_train.schema import NormaliserKind, NormaliserSettings, ScoreSettings
 from asr_train.score.normalise import PLAIN, load_normaliser
 
+SCALES = {"acoustic_scale": 0.1, "insertion_penalty": 0.0, "lm_weight": 1.0}
 SETTINGS = ScoreSettings(
     bootstrap=500, seed=1, normaliser=NormaliserSettings(kind=NormaliserKind.plain, mapping=None)
 )
@@ -221,6 +222,20 @@ def test_the_page_links_no_hypotheses_of_another_run(work):
     found = dict(script("report").links(model, own, ["test"], work / "report"))
     assert found["model.pt"] == "../exp/dnn/model.pt"
     assert "hyp.test.ctm" not in found
+
+
+@pytest.mark.usefixtures("html")
+def test_the_page_has_no_commands_of_test_sets_of_earlier_calls(work):
+    models, scores = (
+        {"dnn": work / "exp/dnn/model.json"},
+        [{"run": "dnn", "split": "test"} | SCALES],
+    )
+    names = ("model.json", "hyp.test.jsonl", "score.test.json", "hyp.old.jsonl", "score.old.json")
+    times = [{"output": f"exp/dnn/{name}", "command": f"make {name}"} for name in names]
+    found = script("report").of_run("dnn", models, scores, times, work, work / "report")["facts"]
+    assert [output for output, command in found if command.startswith("make")] == [
+        f"exp/dnn/{name}" for name in names[:3]
+    ]
 
 
 def test_texts_cannot_end_the_pages_data(html, data):
