@@ -50,15 +50,13 @@ class Lstm(Normalised):
         self.context_left = self._before
         self.context_right = self._after + settings.delay * settings.subsample
         self.num_states = num_states
-        cells = nn.LSTM(
+        self.cells = UninitialisedCells(
             settings.stack * self.num_mels,
             settings.width,
             settings.layers,
             batch_first=True,
             dropout=settings.dropout,
-            device="meta",
         )
-        self.cells = cells.to_empty(device="cpu")  # initialised below
         self.output = UninitialisedLinear(settings.width, num_states)
         initialise(self.cells, self.output, seed)
 
@@ -90,6 +88,13 @@ class Lstm(Normalised):
         rows = [feats_BTF[:, phase : phase + span] for phase in range(self.stride)]
         logits_BKS = self(torch.cat(rows))
         return torch.stack(logits_BKS.chunk(self.stride), 2).flatten(1, 2)[:, :frames]
+
+
+class UninitialisedCells(nn.LSTM):
+    """Layers without initial weights, for the reason of `UninitialisedLinear`."""
+
+    def reset_parameters(self) -> None:
+        pass
 
 
 def initialise(cells: nn.LSTM, output: nn.Linear, seed: int) -> None:
