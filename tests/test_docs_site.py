@@ -31,12 +31,14 @@ def test_every_setting_has_a_meaning(group):
     assert not silent, f"say in conf/ or asr_train/schema what these mean: {silent}"
 
 
-def test_printed_defaults_are_the_values_of_a_composed_run():
-    printed = dict(
-        re.findall(
-            r"{confval} (optim\.\w+)\n:type:.*\n:default: `([^`]*)`", reference(ROOT / "conf")
-        )
-    )
+@pytest.fixture(scope="module")
+def page() -> str:
+    """The settings page."""
+    return reference(ROOT / "conf")
+
+
+def test_printed_defaults_are_the_values_of_a_composed_run(page):
+    printed = dict(re.findall(r"{confval} (optim\.\w+)\n:type:.*\n:default: `([^`]*)`", page))
     assert len(printed) >= 20
     composed = settings("dnn", []).optim
     for path, value in printed.items():
@@ -54,8 +56,8 @@ def test_printed_defaults_are_the_values_of_a_composed_run():
         ("corpus.digits.snr_db", "list of numbers, [lowest, highest]"),
     ],
 )
-def test_the_limits_of_numbers_are_printed(path, kind):
-    assert f"{{confval}} {path}\n:type: {kind}\n" in reference(ROOT / "conf")
+def test_the_limits_of_numbers_are_printed(page, path, kind):
+    assert f"{{confval}} {path}\n:type: {kind}\n" in page
 
 
 def test_settings_that_documents_set_exist():
