@@ -1,7 +1,8 @@
 """A Python for make's PY whose processes are forked from one that has imported everything.
 
 A stage of a tiny corpus takes less than a second, but importing torch, lhotse and others takes two,
-and numba two more until its first compiled function is loaded.
+numba two more until its first compiled function is loaded, and CMU's dictionary one. What decoding
+needs is compiled by one of the processes that serve; the others wait, and find it in numba's cache.
 The scripts are unchanged: the same arguments, environment and folder, one process each. If what
 make called is killed, so is that process, with all that it started.
 
@@ -59,16 +60,29 @@ def serve(path: str) -> int:
     for script in sorted(ROOT.glob("scripts/[!b]*.py")):  # no benchmarks
         runpy.run_path(str(script), run_name="preloaded")
     # Imported by functions when needed.
+    import h5py  # noqa: F401
+    import kaldilm  # noqa: F401
     import lhotse.recipes  # noqa: F401
     import scipy.sparse  # noqa: F401
+    import torch.utils.tensorboard  # noqa: F401
+    import torchaudio  # noqa: F401
 
     import asr_train.data.commands
     import asr_train.data.digits  # noqa: F401
     from asr_train.align import flat
+    from asr_train.compose import settings
+    from asr_train.lang import lexicon
     from asr_train.search import forced
 
+    compiled = os.fork()  # a child: threads of torch, which decoding starts, do not survive a fork
+    if compiled == 0:
+        _compile()
+    _, status = os.waitpid(compiled, 0)
+    assert status == 0, "what decoding needs cannot be compiled"
     flat.ready()
     forced.ready()
+    lexicon._cmudict(True)  # by place, as it is called: else a cache has it twice
+    settings("dnn", [])
     gc.freeze()  # a collection would write to all these objects, and so copy them, in every child
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: nobody waits for them
     working: dict[int, tuple[socket.socket, int, int]] = {}  # client, process, and its descriptor
@@ -109,6 +123,28 @@ def serve(path: str) -> int:
                 waiting.register(ended, select.POLLIN)
             elif sys.stdin.fileno() in ready:
                 return 0
+
+
+def _compile() -> None:
+    """Decode a recording, in one process at a time; does not return."""
+    import fcntl
+
+    from spoken import RATE, said
+
+    from asr_train import Recogniser
+    from asr_train.align import flat
+    from asr_train.search import forced
+
+    status = 1
+    try:
+        with open(__file__) as own:
+            fcntl.flock(own, fcntl.LOCK_EX)
+            flat.ready()
+            forced.ready()
+            heard = Recogniser.load("digits").transcribe(said("NINE OH ONE").samples_T, RATE)
+        status = int(not heard.text)
+    finally:
+        os._exit(status)
 
 
 def _work(client: socket.socket) -> None:
