@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import forked
@@ -27,6 +28,7 @@ def small():
 @pytest.fixture(scope="module")
 def script():
     """The recipe's script as a module."""
+    import_module("torch.distributed.optim")  # which it imports late; once, before processes fork
     path = ROOT / "recipes/ddp_hook/compare_hooks.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
