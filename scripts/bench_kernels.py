@@ -98,7 +98,8 @@ class Vectors:
     def threshold(self, density: float) -> float:
         """Return the threshold that this share of elements exceeds, estimated on a sample."""
         owed_K = (self.residual_P[:1_000_000] + self.grad_P[:1_000_000]).abs()
-        return float(owed_K.kthvalue(round(len(owed_K) * (1 - density))).values)
+        below = min(len(owed_K) - 1, round(len(owed_K) * (1 - density)))  # at least one is sent
+        return float(owed_K.kthvalue(below).values)
 
     def layers(self) -> list[tuple[int, int, int]]:
         """Return places of matrices [COLUMNS, COLUMNS], or of one with fewer rows."""
@@ -439,6 +440,7 @@ def frames_of(case: str) -> tuple[str, list[int]]:
 
 def main(folder: str, *millions: str) -> None:
     began = time.time()
+    Path(folder).mkdir(parents=True, exist_ok=True)
     sizes = [millions_of(m) for m in millions] or [1, 14.6, 46, *[160] * (DEVICE == "cuda")]
     facts = about()
     mark, compiler = compiled_mark()

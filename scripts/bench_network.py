@@ -10,6 +10,7 @@ network.json and network.png into FOLDER. Takes about two minutes.
 import contextlib
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -78,10 +79,23 @@ def in_own_namespaces() -> bool:
     return True
 
 
+def rate_of(argument: str) -> float:
+    """Return a rate in Mb/s.
+
+    Raises:
+        ValueError: unless it is a positive number.
+    """
+    rate = float(argument) if re.fullmatch(r"\d+(\.\d*)?", argument) else 0.0
+    if rate <= 0:
+        raise ValueError(f"{argument!r} must be a rate in Mb/s, as 100")
+    return rate
+
+
 def run(folder: str, *rates: str) -> None:
+    wanted = [rate_of(rate) for rate in rates] or RATES
     if not in_own_namespaces():
         return
-    measured = [measure(workers, float(rate)) for rate in rates or RATES for workers in WORKERS]
+    measured = [measure(workers, rate) for rate in wanted for workers in WORKERS]
     rows = [row for found in measured for row in compare(found)]
     content = {
         "measured": "gloo over shaped links",

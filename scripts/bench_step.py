@@ -352,6 +352,12 @@ def main(folder: str, *cases: str) -> None:
         raise ValueError(f"PRECISIONS is {PRECISIONS!r}; name some of {', '.join(known)}")
     precisions = [Precision(name) for name in PRECISIONS.split(",")]
     wanted = [frames_of(case) for case in cases or CASES]
+    for name, counts in wanted:
+        odd = [frames for frames in counts if frames % OUTPUTS]
+        if settings("gtc", [f"model={name}"]).model.lstm and odd:
+            raise ValueError(
+                f"{name}={odd[0]} must be a multiple of {OUTPUTS}, for rows of outputs"
+            )
     facts = about()
     peaks = {precision.value: peak(precision) for precision in precisions}
     rows, methods = [], []

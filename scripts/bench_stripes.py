@@ -176,8 +176,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main(folder: str, *cases: str) -> None:
     wanted = [frames_of(case) for case in cases or CASES]
-    if odd := [width for width, _ in wanted if not width.isdecimal() or int(width) < 1]:
-        raise ValueError(f"{odd[0]!r} must be the width of a layer, as in 512=1024")
+    if odd := [width for width, _ in wanted if not width.isdecimal() or int(width) < 2]:
+        raise ValueError(f"{odd[0]!r} must be a layer's width of 2 or more, as in 512=1024")
     facts, rows = about(), list[dict[str, Any]]()
     for width, counts in wanted:
         for frames in counts:

@@ -23,6 +23,8 @@ from asr_train.score.words import Scored, compare, total, units, wer_line
 
 def pool(conf: str, *paths: str) -> None:
     *scores, output = paths
+    if not scores:
+        raise ValueError("no score file to pool; name the folds' test speakers in FOLDS")
     settings = load(ScoreSettings, conf)
     table = pooled([tables.read_score(path) for path in scores], settings) | provenance(conf)
     write_json(Path(output).with_suffix(".json"), table)
@@ -37,8 +39,6 @@ def pooled(scores: Sequence[tables.Score], settings: ScoreSettings) -> dict[str,
     Raises:
         ValueError: if runs were not scored on the same folds, or an utterance is in two folds.
     """
-    if not scores:
-        raise ValueError("no score file to pool; name the folds' test speakers in FOLDS")
     runs = list(dict.fromkeys(score["run"] for score in scores))
     folds = {run: {fold_of(s): s for s in scores if s["run"] == run} for run in runs}
     base = runs[0]

@@ -22,7 +22,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(bench_kernels, "BUDGET", 0.0)
     monkeypatch.setattr(bench_kernels, "compiled_mark", lambda: (None, "left out"))
     yield bench_kernels
-    for name in ("bench_kernels", "bench_step", "bench_stripes", "resolve"):
+    for name in ("bench_kernels", "bench_network", "bench_step", "bench_stripes", "resolve"):
         sys.modules.pop(name, None)
 
 
@@ -84,6 +84,26 @@ def test_eager_codes_are_the_references(kernels, monkeypatch):
     kernels.coding(kernels.Vectors(50_000))
     is_eager = {name: backend is Backend.reference for name, backend in seen.items()}
     assert is_eager == {"write": False, "read": False, "eager write": True, "eager read": True}
+
+
+def test_other_benchmarks_refuse_what_they_cannot_measure_first(kernels, tmp_path):
+    import bench_network
+    import bench_step
+    import bench_stripes
+
+    with pytest.raises(ValueError, match=r"^lstm_2x128=100 must be a multiple of 64"):
+        bench_step.main(str(tmp_path), "dnn_4x256=10", "lstm_2x128=64,100")
+    with pytest.raises(ValueError, match=r"^'1' must be a layer's width of 2 or more"):
+        bench_stripes.main(str(tmp_path), "16=32", "1=16")
+    for rate in ("0", "abc", "nan", "-5"):
+        with pytest.raises(ValueError, match=f"^'{rate}' must be a rate in Mb/s"):
+            bench_network.run(str(tmp_path), "100", rate)
+
+
+def test_at_least_one_element_is_beyond_the_threshold(kernels):
+    vectors = kernels.Vectors(2048)
+    tau = vectors.threshold(1e-4)
+    assert ((vectors.residual_P + vectors.grad_P).abs() > tau).sum() == 1
 
 
 def test_a_steps_parts_are_all_there(kernels, tmp_path, monkeypatch, capsys):

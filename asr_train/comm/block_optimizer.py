@@ -58,7 +58,9 @@ class BlockMomentum(torch.optim.Optimizer):
         received_bytes: that this rank received from others so far.
     Raises:
         ValueError: if a number is out of its range, this rank is not in the group, no parameter
-            needs a gradient, or one that does is complex or on another device.
+            needs a gradient, one that does is complex or on another device, or the optimizer has
+            none of them.
+        TypeError: for an optimizer that is none.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class BlockMomentum(torch.optim.Optimizer):
         eta: float | None = None,
         timeout_seconds: float = 300.0,
     ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"BlockMomentum: the optimizer is {optimizer!r}; make one")
         self.optimizer = optimizer
         for name in dir(torch.optim.Optimizer):
             if name.startswith("register_"):  # hooks of the inner optimizer
@@ -88,6 +92,9 @@ class BlockMomentum(torch.optim.Optimizer):
                     f"BlockMomentum: parameter {name} is {p.dtype} on {p.device}; all must be "
                     f"real numbers on {device}"
                 )
+        updated = {p for group in optimizer.param_groups for p in group["params"]}
+        if updated.isdisjoint(self._parameters):
+            raise ValueError("BlockMomentum: the optimizer has no parameter of the model")
         within(*TIMEOUTS, timeout_seconds=timeout_seconds)
         self._exchange = of_group(process_group, device, timeout_seconds)
         given = BmufSettings(
@@ -257,6 +264,12 @@ class BlockMomentum(torch.optim.Optimizer):
         self._update.load_state(state_dict)
         self._position = state_dict["position"]
         self._has_begun, self._is_loaded = False, True
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a BlockMomentum cannot be copied or pickled, as it belongs to one rank's exchange; "
+            "save state_dict()"
+        )
 
     def __repr__(self) -> str:
         return f"BlockMomentum({self.optimizer!r}, block_steps={self.block_steps})"

@@ -276,6 +276,11 @@ class GtcHook(ReducerHook):
     _reducer: Gtc
 
     def __init__(self, model: nn.Module, settings: GtcSettings, *given: Any, **named: Any) -> None:
+        if not isinstance(settings, GtcSettings):
+            raise TypeError(
+                f"GtcHook: the settings are {settings!r}; give GtcSettings(threshold=..., "
+                "codec=..., capacity=...)"
+            )
         super().__init__(model, *given, **named)
         self._settings = settings
         self._reducer = Gtc(self._processes, len(self._grad_P), settings)

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or options.folder.resolve().with_name(
         f"{options.folder.resolve().name}-aligned"
     )
-    items, problems = read_folder(options.folder)
+    items, problems, left_out = read_folder(options.folder)
     for problem in problems:
         complain("align", problem)
     if not items:
@@ -47,13 +47,16 @@ def run(options: argparse.Namespace) -> int:
             "NAME.lab, NAME.txt or NAME.TextGrid"
         )
     for item in items:
-        paths = output / f"{item.name}.TextGrid", item.text
-        if len({str(path.resolve()).casefold() for path in paths}) == 1:  # .textgrid, too
+        if _is_in(output / f"{item.name}.TextGrid", [item.text]):
             raise ValueError(f"the output would replace {item.text}; name another folder")
     recogniser = Recogniser.load(options.bundle, confidences=False)
     words, phones, seconds = [], [], 0.0
     low: dict[Path, int] = {}  # recordings and their rates
     unadapted: dict[str, tuple[Path, str]] = {}  # by speaker: a recording and the reason
+    for name, texts in left_out.items():
+        path = output / f"{name}.TextGrid"
+        if not _is_in(path, texts):
+            path.unlink(missing_ok=True)  # an earlier call's, when it was not left out
     left = Counter(item.name for item in items)
     aligned: dict[str, list[Any]] = {}  # the parts of recordings that others are still to come of
     for item, found in align_folder(recogniser, items, on_terminal("aligning")):
@@ -99,3 +102,8 @@ def run(options: argparse.Namespace) -> int:
         f"{spelled(speakers, 'speaker')}, {seconds / 60:.1f} minutes: {output}{more}"
     )
     return 1 if problems else 0
+
+
+def _is_in(path: Path, texts: list[Path]) -> bool:
+    names = {str(text.resolve()).casefold() for text in texts}  # .textgrid, too
+    return str(path.resolve()).casefold() in names

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{table} exists already; delete it to write it again")
     pattern = None if options.speaker is None else _pattern(options.speaker)
 
-    items, problems = read_folder(options.folder)
+    items, problems, _ = read_folder(options.folder)
     rows: dict[str, tuple[str, ...]] = {}
     for item in items:
         try:

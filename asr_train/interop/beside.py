@@ -60,9 +60,13 @@ class Item:
         return kind if self.interval is None else f"{self.speaker} - {kind}"
 
 
-def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
-    """Find recordings with texts, by speaker and name; and say which lack the other.
+def read_folder(folder: Path) -> tuple[list[Item], list[str], dict[str, list[Path]]]:
+    """Find recordings with texts, by speaker and name.
 
+    Returns:
+        items: to align, or to train on.
+        problems: a line for each file that is left out.
+        left_out: names that are no item's, with the texts and TextGrids of that name.
     Raises:
         ValueError: if there is no recording.
     """
@@ -113,7 +117,13 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str]]:
                 items += _intervals(item) if item.text.suffix.lower() == GRID else [item]
             except ValueError as error:
                 problems.append(str(error))
-    return items, sorted(problems)
+    names = {item.name for item in items}
+    left_out = {
+        name: texts.get(stem, []) + grids.get(stem, [])
+        for stem in audio.keys() | texts.keys()
+        if (name := stem.relative_to(folder).as_posix()) not in names
+    }
+    return items, sorted(problems), left_out
 
 
 def _intervals(whole: Item) -> list[Item]:

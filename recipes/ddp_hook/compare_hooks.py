@@ -350,6 +350,7 @@ def main() -> None:
         "--only", nargs="*", default=[""], help="only methods whose names contain one of these"
     )
     parser.add_argument("--check", action="store_true", help="only check these arguments")
+    parser.add_argument("--ranks", default="1", help="processes to come, for --check")
     given = parser.parse_args()
     known = [*METHODS, *AVERAGING]
     labels = [label for label in known if any(word in label for word in given.only)]
@@ -357,6 +358,8 @@ def main() -> None:
         sys.exit(f"--only {' '.join(given.only)} is in none of the names {', '.join(known)}")
     if given.steps <= WARM_UP:
         sys.exit(f"--steps is {given.steps}; it must be more than the {WARM_UP} of the warm-up")
+    if not given.ranks.isdecimal() or int(given.ranks) < 1:
+        sys.exit(f"RANKS is {given.ranks!r}; it must be a number of processes")
     if given.check:
         return
     dist.init_process_group("gloo")

@@ -364,6 +364,24 @@ def test_settings_of_numpy_leave_a_state_of_plain_data():
     assert forked.run(main, RANKS, RANKS) == ["loaded"] * RANKS
 
 
+def test_copies_and_foreign_optimizers_are_refused_and_do_not_harm_others():
+    def main(exchange):
+        model = network()
+        with pytest.raises(TypeError, match=r"the optimizer is <class .*SGD'>; make one"):
+            BlockMomentum(model, torch.optim.SGD, block_steps=1)
+        with pytest.raises(ValueError, match="has no parameter of the model"):
+            BlockMomentum(model, sgd(network()), block_steps=1)
+        optimizer = BlockMomentum(model, sgd(model), block_steps=1)
+        for copied in (copy.deepcopy, lambda given: torch.save(given, io.BytesIO())):
+            with pytest.raises(TypeError, match="BlockMomentum cannot be copied or pickled"):
+                copied(optimizer)
+        loss_of(model, dist.get_rank(), 0).backward()
+        optimizer.step()
+        return "trained"
+
+    assert forked.run(main, RANKS, RANKS) == ["trained"] * RANKS
+
+
 def test_schedules_apply_and_wrong_numbers_and_new_parameters_are_refused():
     def main(exchange):
         model = network()

@@ -295,6 +295,8 @@ def test_arguments_that_are_no_numbers_are_refused_by_name():
     for wrong in ({"max_norm": "1"}, {"timeout_seconds": 1e10}, {"start_iter": -1}):
         with pytest.raises(SettingsError, match=f"^{next(iter(wrong))} is "):
             GtcHook(Net(), SETTINGS, **wrong)
+    with pytest.raises(TypeError, match=r"^GtcHook: the settings are 0.001; give GtcSettings"):
+        GtcHook(Net(), 0.001)
 
 
 class Odd(nn.Module):

@@ -104,12 +104,20 @@ def table(tmp_path_factory):
     return read_json(work / "tables/ddp_hook.json"), (work / "tables/ddp_hook.md").read_text()
 
 
-@pytest.mark.parametrize("given, says", [("STEPS=9", "steps is 9; it"), ("ONLY=x", "only x is in")])
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ("STEPS=9", "--steps is 9; it"),
+        ("ONLY=x", "--only x is in"),
+        ("RANKS=0", "RANKS is '0'; it must be a number of processes"),
+        ("RANKS=two", "RANKS is 'two'; it"),
+    ],
+)
 def test_what_it_cannot_do_costs_one_line_and_no_processes(tmp_path, given, says):
     recipe = ["make", "-C", str(ROOT / "recipes/ddp_hook"), f"PY={sys.executable}", f"W={tmp_path}"]
     done = subprocess.run([*recipe, given], capture_output=True, text=True)
     assert done.returncode == 2
-    assert f"--{says}" in done.stderr.splitlines()[0]
+    assert says in done.stderr.splitlines()[0]
     assert "Traceback" not in done.stderr
     assert "torch.distributed" not in done.stderr
 

@@ -445,8 +445,12 @@ def test_align_ends_where_the_recording_does_and_leaves_nothing_of_an_earlier_ca
             assert spans[-1].start + spans[-1].seconds <= seconds + 0.0005  # CTMs have milliseconds
             assert read_textgrid(out / f"{name}.TextGrid")[kind][-1].end <= seconds + 1e-6
     soundfile.write(speech / "1.wav", wave[: RATE // 10], RATE)
+    (out / "2.TextGrid").touch()  # of a call before its text was removed
+    soundfile.write(speech / "2.wav", wave, RATE)
     assert run("align", "digits", speech, "-o", out) == 1
-    assert "1: " in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "1: " in printed
+    assert "2.wav has no text beside it" in printed
     assert [path.name for path in out.glob("*.TextGrid")] == ["0.TextGrid"]
 
 
@@ -505,6 +509,8 @@ def test_align_reads_a_textgrid_with_a_tier_per_speaker(tmp_path, capsys):
     talk.with_suffix(".lab").unlink()
     assert run("align", "digits", talk.parent, "-o", tmp_path / "again") == 1
     assert "talk.TextGrid has tiers of words and phones" in capsys.readouterr().err
+    assert run("align", "digits", tmp_path / "talks", "-o", tmp_path / "talks") == 1
+    assert talk.with_suffix(".TextGrid").exists()  # its own input
 
 
 def test_align_refuses_intervals_that_cannot_be(corpus, tmp_path, capsys):

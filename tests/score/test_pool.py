@@ -81,7 +81,6 @@ def test_a_run_does_not_differ_from_itself():
 @pytest.mark.parametrize(
     ("scores", "message"),
     [
-        ([], "no score file to pool"),
         (
             [*folds("gmm", ann=1, bob=1), *folds("dnn", ann=1)],
             "run dnn has the folds ann but gmm has ann, bob",
@@ -92,6 +91,11 @@ def test_a_run_does_not_differ_from_itself():
 def test_folds_that_do_not_match_are_refused(scores, message):
     with pytest.raises(ValueError, match=message):
         pooled(scores, SETTINGS)
+
+
+def test_no_folds_are_refused_before_their_settings_are_looked_for(tmp_path):
+    with pytest.raises(ValueError, match="no score file to pool; name the folds' test speakers"):
+        pool(str(tmp_path / "fold-/conf/score.yaml"), str(tmp_path / "folds.md"))
 
 
 def test_an_utterance_of_two_folds_is_refused():
