@@ -117,12 +117,12 @@ def read_folder(folder: Path) -> tuple[list[Item], list[str], dict[str, list[Pat
                 items += _intervals(item) if item.text.suffix.lower() == GRID else [item]
             except ValueError as error:
                 problems.append(str(error))
-    names = {item.name for item in items}
     left_out = {
-        name: texts.get(stem, []) + grids.get(stem, [])
+        stem.relative_to(folder).as_posix(): texts.get(stem, []) + grids.get(stem, [])
         for stem in audio.keys() | texts.keys()
-        if (name := stem.relative_to(folder).as_posix()) not in names
     }
+    for item in items:
+        left_out.pop(item.name, None)
     return items, sorted(problems), left_out
 
 
